@@ -1,0 +1,49 @@
+"""The console commands: ``stochattn-export`` and ``stochattn-methods``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import fairseq_stochattn
+from fairseq_stochattn.attention.method import METHODS
+from fairseq_stochattn.export import export
+from fairseq_stochattn.models.backbone import BACKBONES, PLAIN_ARCHS
+
+
+def export_main(argv: Sequence[str] | None = None) -> int:
+    """Write a checkpoint of ours as a plain fairseq checkpoint."""
+    parser = argparse.ArgumentParser(prog="stochattn-export", description=export_main.__doc__)
+    parser.add_argument("checkpoint", type=Path, help="a checkpoint trained with one of our archs")
+    parser.add_argument("output", type=Path, help="the plain checkpoint to write")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing output")
+    args = parser.parse_args(argv)
+    logging.disable(logging.INFO)
+    export(args.checkpoint, args.output, args.force)
+    print(f"{args.output}: a plain fairseq checkpoint, no --user-dir needed")
+    return 0
+
+
+def methods_main(argv: Sequence[str] | None = None) -> int:
+    """List the attention methods, the archs made of them, and the directory for --user-dir."""
+    parser = argparse.ArgumentParser(prog="stochattn-methods", description=methods_main.__doc__)
+    parser.add_argument("--archs", action="store_true", help="list every arch, presets included")
+    args = parser.parse_args(argv)
+    print(f"--user-dir {Path(fairseq_stochattn.__file__).parent}")
+    for name, method in METHODS.items():
+        summary = (method.__doc__ or "").strip().splitlines()[0]
+        archs = [arch for arch in PLAIN_ARCHS if _is_arch_of(arch, name)]
+        shown = archs if args.archs else [a for a in archs if PLAIN_ARCHS[a] in BACKBONES]
+        print(f"\n{name}: {summary}")
+        print("\n".join(f"  --arch {arch}" for arch in shown))
+    return 0
+
+
+def _is_arch_of(arch: str, method: str) -> bool:
+    plain = PLAIN_ARCHS[arch]
+    return any(
+        plain.startswith(backbone) and arch == f"{backbone}_{method}{plain[len(backbone) :]}"
+        for backbone in BACKBONES
+    )

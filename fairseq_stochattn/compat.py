@@ -1,0 +1,96 @@
+"""The only file that knows versions of fairseq, torch and Python."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import logging
+import pickle
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils
+from torch import nn
+
+from fairseq_stochattn.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+
+def _harmless_classes() -> list[Any]:
+    """What fairseq writes into checkpoints beside tensors: configurations, counters, meters.
+
+    None of these runs code when it is rebuilt; everything else in a checkpoint is refused.
+    """
+    import typing
+
+    from fairseq.logging import meters
+    from omegaconf import DictConfig, ListConfig, base, nodes
+
+    containers = [DictConfig, ListConfig, base.ContainerMetadata, base.Metadata, typing.Any]
+    leaves = [
+        getattr(nodes, name)
+        for name in ("AnyNode", "StringNode", "IntegerNode", "FloatNode", "BooleanNode")
+    ]
+    counters = [meters.AverageMeter, meters.TimeMeter, meters.StopwatchMeter]
+    builtin = [argparse.Namespace, collections.defaultdict, dict, list, int, float, str, bool]
+    return [*containers, *leaves, *counters, *builtin]
+
+
+def load_checkpoints_safely() -> None:
+    """Let torch's weights-only loading read fairseq's checkpoints, and nothing that runs code.
+
+    torch ≥ 2.6 (our lower bound) loads weights only by default and fairseq passes no options; its
+    loader is wrapped so that a refused or damaged file is one line that names the cause.
+    """
+    torch.serialization.add_safe_globals(_harmless_classes())
+    plain = checkpoint_utils.load_checkpoint_to_cpu
+    if getattr(plain, "is_safe", False):
+        return
+
+    @wraps(plain)
+    def load_checkpoint_to_cpu(path: str, *args: Any, **kwargs: Any) -> dict:
+        with _one_line_errors(path):
+            return plain(path, *args, **kwargs)
+
+    load_checkpoint_to_cpu.is_safe = True
+    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
+
+
+@contextmanager
+def _one_line_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise UsageError(f"checkpoint {path} does not exist") from None
+    except pickle.UnpicklingError as error:
+        raise UsageError(f"checkpoint {path} is refused: {_refusal(path, error)}") from None
+    except KeyError as error:
+        raise UsageError(f"{path} is no fairseq checkpoint: it has no {error}") from None
+    except (RuntimeError, EOFError, zipfile.BadZipFile, ValueError, TypeError) as error:
+        raise UsageError(f"checkpoint {path} cannot be read: {_first_line(error)}") from None
+
+
+def use_own_attention_in_eval(layers: Iterable[nn.Module]) -> None:
+    """fairseq 0.12.2 runs encoder layers in eval by a fused kernel that skips our attention."""
+    for layer in layers:
+        if hasattr(layer, "can_use_fastpath"):
+            layer.can_use_fastpath = False
+
+
+def _refusal(path: str, error: Exception) -> str:
+    try:
+        foreign = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    except Exception:
+        foreign = []
+    if foreign:
+        return f"it would run code on loading ({', '.join(sorted(foreign))})"
+    return _first_line(error)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,137 @@
+"""The task's own criterion plus every named loss that the attention methods left behind.
+
+``--criterion attention_losses --task-criterion label_smoothed_cross_entropy --label-smoothing 0.1``
+The flags of the wrapped criterion keep their names. Criterions of single methods subclass this one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from fairseq.criterions import (
+    CRITERION_DATACLASS_REGISTRY,
+    CRITERION_REGISTRY,
+    FairseqCriterion,
+    register_criterion,
+)
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.tasks import TASK_REGISTRY
+from torch import Tensor, nn
+
+from fairseq_stochattn.attention.method import collect_losses
+from fairseq_stochattn.errors import UsageError
+from fairseq_stochattn.models.config import join_configs
+
+# The criterion a task is trained with when --task-criterion does not say.
+DEFAULTS = {
+    "translation": "label_smoothed_cross_entropy",
+    "language_modeling": "cross_entropy",
+    "masked_lm": "masked_lm",
+    "sentence_prediction": "sentence_prediction",
+}
+WRAPPABLE = (*dict.fromkeys(DEFAULTS.values()), "adaptive_loss")
+
+
+@dataclass
+class TaskCriterionConfig(FairseqDataclass):
+    """Which criterion is wrapped."""
+
+    task_criterion: str = field(
+        default="auto",
+        metadata={
+            "help": "the task's own criterion, its flags keep their names: auto (by the task), "
+            + ", ".join(WRAPPABLE)
+        },
+    )
+
+
+def wrapping_config(name: str, *parts: type[FairseqDataclass]) -> type[FairseqDataclass]:
+    """The configuration of a wrapping criterion: its own ``parts`` and all flags it passes on."""
+    wrapped = (CRITERION_DATACLASS_REGISTRY[criterion] for criterion in WRAPPABLE)
+    return join_configs(name, *parts, TaskCriterionConfig, *wrapped)
+
+
+def _task_criterion_name(chosen: str, task: Any) -> str:
+    if chosen == "auto":
+        for task_name, criterion in DEFAULTS.items():
+            if isinstance(task, TASK_REGISTRY[task_name]):
+                return criterion
+        raise UsageError(
+            f"--task-criterion: no default for {type(task).__name__}, "
+            f"name one of {', '.join(WRAPPABLE)}"
+        )
+    if chosen not in WRAPPABLE:
+        raise UsageError(
+            f"--task-criterion: unknown criterion '{chosen}' (known: {', '.join(WRAPPABLE)})"
+        )
+    return chosen
+
+
+@register_criterion("attention_losses", dataclass=wrapping_config("AttentionLossesConfig"))
+class AttentionLosses(FairseqCriterion):
+    """task loss + Σ weight · named loss; every term is logged under its own name.
+
+    ``loss`` (and what derives from it, such as ppl) stays the task's own, so that runs compare;
+    ``objective`` is what is minimised. Named losses are logged per sample in their own unit.
+    """
+
+    wrapped_class: ClassVar[type[FairseqCriterion]]
+
+    def __init__(self, task: Any, task_criterion: FairseqCriterion) -> None:
+        super().__init__(task)
+        self.task_criterion = task_criterion
+
+    @classmethod
+    def build_criterion(cls, cfg: Any, task: Any) -> AttentionLosses:
+        wrapped_class = CRITERION_REGISTRY[_task_criterion_name(cfg.task_criterion, task)]
+        # fairseq reduces metrics on the class, so the class must know what it wraps.
+        bound = type(cls.__name__, (cls,), {"wrapped_class": wrapped_class})
+        return bound(task, wrapped_class.build_criterion(cfg, task))
+
+    def forward(
+        self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, Any, dict[str, Any]]:
+        loss, sample_size, log = self.task_criterion(model, sample, reduce)
+        extra, terms = self.named_losses(model, sample_size)
+        if extra is not None:
+            loss = loss + extra
+            log["objective"] = loss.detach().sum()
+        log.update(terms)
+        return loss, sample_size, log
+
+    def named_losses(
+        self, model: nn.Module, sample_size: Any
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """The weighted sum of all losses left, and each of them for the log, summed over layers."""
+        extra: Tensor | None = None
+        log: dict[str, Tensor] = {}
+        for name, loss in collect_losses(model):
+            term = loss.value * sample_size if loss.mean else loss.value
+            key = f"attention/{name}"
+            log[key] = log.get(key, 0.0) + term.detach()
+            if loss.weight is None:
+                continue
+            log[f"{key}_weight"] = torch.as_tensor(loss.weight * sample_size)
+            if loss.weight:
+                extra = loss.weight * term if extra is None else extra + loss.weight * term
+        return extra, log
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
+        cls.wrapped_class.reduce_metrics(logging_outputs)
+        sample_size = sum(log.get("sample_size", 0) for log in logging_outputs)
+        named = {key for log in logging_outputs for key in log if key.startswith("attention/")}
+        for key in sorted(named):
+            total = sum(log.get(key, 0) for log in logging_outputs)
+            metrics.log_scalar(key.split("/", 1)[1], total / sample_size, sample_size, round=4)
+        if any("objective" in log for log in logging_outputs):
+            total = sum(log.get("objective", 0) for log in logging_outputs)
+            metrics.log_scalar("objective", total / sample_size / math.log(2), sample_size, round=3)
+
+    @classmethod
+    def logging_outputs_can_be_summed(cls) -> bool:
+        return cls.wrapped_class.logging_outputs_can_be_summed()

@@ -1,0 +1,124 @@
+"""Backbone × method: fairseq's models with our attention, generated from two registries.
+
+A backbone is one of fairseq's own model classes and the place of its attention. For every method
+that can act there, ``<backbone>_<method>`` is registered as a model, and with it every preset that
+fairseq has: ``transformer_iwslt_de_en`` gives ``transformer_babn_iwslt_de_en``.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    ARCH_MODEL_INV_REGISTRY,
+    register_model,
+    register_model_architecture,
+)
+from torch import nn
+
+from fairseq_stochattn.attention.method import METHODS, on_registration
+from fairseq_stochattn.attention.stack import AttentionConfig
+from fairseq_stochattn.errors import UsageError
+from fairseq_stochattn.models.config import complete, flags_of, is_typed, join_configs
+from fairseq_stochattn.models.hosts import host_methods
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """One of fairseq's models: its class, where it attends, and which modules own that."""
+
+    name: str  # also the prefix of fairseq's presets
+    model: type
+    sites: tuple[str, ...]
+    owners: Callable[[nn.Module], Sequence[nn.Module]]
+    extra_config: type[FairseqDataclass] = FairseqDataclass
+
+
+BACKBONES: dict[str, Backbone] = {}
+PLAIN_ARCHS: dict[str, str] = {}  # our arch → the fairseq arch it extends
+
+
+class StochasticModel:
+    """Mixin over a fairseq model class: builds it as fairseq does, then installs our attention."""
+
+    backbone: ClassVar[Backbone]
+    arch: ClassVar[str]
+    config: ClassVar[type[FairseqDataclass]]
+
+    @classmethod
+    def build_model(cls, cfg: Any, task: Any) -> nn.Module:
+        arch = getattr(cfg, "_name", None) or getattr(cfg, "arch", None) or cls.arch
+        args = complete(
+            cfg, cls.config, ARCH_CONFIG_REGISTRY[arch], typed=is_typed(cls.backbone.model)
+        )
+        cls.prepare(args, task)
+        model = super().build_model(args, task)
+        for owner in cls.backbone.owners(model):
+            host_methods(owner, args)
+        return model
+
+    @classmethod
+    def prepare(cls, args: Namespace, task: Any) -> None:
+        """What fairseq's own models read from the task's flags when there is one flat namespace."""
+        for name in ("max_positions", "tokens_per_sample"):
+            value = getattr(getattr(task, "cfg", None), name, None)
+            if value is not None and not hasattr(args, name):
+                setattr(args, name, value)
+
+    def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().load_state_dict(state_dict, *args, **kwargs)
+        except (RuntimeError, KeyError) as error:
+            # torch lists every mismatch; the first line of them tells which model this is not.
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            cause = lines[1] if len(lines) > 1 else lines[0]
+            more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
+            raise UsageError(f"the checkpoint does not fit this model: {cause}{more}") from None
+
+
+def register_backbone(backbone: Backbone) -> None:
+    """Make the archs of this backbone for every method, those registered later included."""
+    BACKBONES[backbone.name] = backbone
+    on_registration(lambda method: _register_pair(backbone, method))
+
+
+def _register_pair(backbone: Backbone, method: str) -> None:
+    if not set(METHODS[method].sites) & set(backbone.sites):
+        return
+    name = f"{backbone.name}_{method}"
+    config = join_configs(
+        f"{name}_config",
+        flags_of(backbone.model, ARCH_CONFIG_REGISTRY[backbone.name]),
+        backbone.extra_config,
+        AttentionConfig,
+        *(METHODS[other].Config for other in METHODS),
+        attention=method,
+    )
+    contents = {"backbone": backbone, "arch": name, "config": config, "__module__": __name__}
+    model = type(name, (StochasticModel, backbone.model), contents)
+    register_model(name, dataclass=config)(model)
+    for plain in list(ARCH_MODEL_INV_REGISTRY[backbone.name]):
+        if not plain.startswith(backbone.name):
+            continue
+        arch = name + plain[len(backbone.name) :]
+        preset = _preset(plain, method)
+        if arch == name:
+            # register_model has put an empty preset there; fairseq's base preset belongs there.
+            ARCH_CONFIG_REGISTRY[arch] = preset
+        else:
+            register_model_architecture(name, arch)(preset)
+        PLAIN_ARCHS[arch] = plain
+
+
+def _preset(plain: str, method: str) -> Callable[[Any], None]:
+    def preset(args: Any) -> None:
+        ARCH_CONFIG_REGISTRY[plain](args)
+        if getattr(args, "attention", None) is None:
+            args.attention = method
+
+    return preset

@@ -1,0 +1,49 @@
+"""Metadata of fairseq_stochattn. ``make`` installs it with the tested versions."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(
+    r'__version__ = "(.+?)"', (ROOT / "fairseq_stochattn" / "__init__.py").read_text()
+).group(1)
+
+setup(
+    name="fairseq_stochattn",
+    version=VERSION,
+    description="Stochastic and regularised attention for fairseq's sequence models",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    packages=find_packages(include=["fairseq_stochattn", "fairseq_stochattn.*"]),
+    python_requires=">=3.10",
+    install_requires=[
+        # Weights-only loading with an allow-list is the default from torch 2.6 on.
+        "torch>=2.6",
+        # The same fairseq under two names: the original does not import on Python 3.11.
+        "fairseq-fixed>=0.12.3.1; python_version >= '3.11'",
+        "fairseq==0.12.2; python_version < '3.11'",
+        "sentencepiece>=0.2",
+        "sacrebleu>=2.4",
+        "tensorboard>=2.12",
+    ],
+    extras_require={
+        "analysis": ["scipy>=1.11", "scikit-learn>=1.3", "matplotlib>=3.8"],
+        "pretrained": ["safetensors>=0.4"],
+        "dev": ["pytest>=8", "ruff>=0.6"],
+    },
+    entry_points={
+        "console_scripts": [
+            "stochattn-export = fairseq_stochattn.cli:export_main",
+            "stochattn-methods = fairseq_stochattn.cli:methods_main",
+        ],
+    },
+    classifiers=[
+        "License :: OSI Approved :: MIT License",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+    zip_safe=False,
+)

@@ -1,0 +1,146 @@
+"""Tiny models of every arch, plain and ours, and batches for them."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
+from torch import Tensor, nn
+
+from fairseq_stochattn.attention.method import METHODS
+from fairseq_stochattn.models.backbone import BACKBONES
+
+VOCABULARY = 50
+PAD, EOS = 1, 2
+
+TINY = {
+    "transformer": {
+        "encoder_embed_dim": 16,
+        "encoder_ffn_embed_dim": 32,
+        "encoder_attention_heads": 2,
+        "encoder_layers": 3,
+        "decoder_layers": 3,
+        "decoder_attention_heads": 2,
+        "max_source_positions": 64,
+        "max_target_positions": 64,
+    },
+    "transformer_lm": {
+        "decoder_embed_dim": 16,
+        "decoder_input_dim": 16,
+        "decoder_output_dim": 16,
+        "decoder_ffn_embed_dim": 32,
+        "decoder_attention_heads": 2,
+        "decoder_layers": 3,
+        "max_target_positions": 64,
+        "tokens_per_sample": 64,
+        "add_bos_token": False,
+        "tpu": False,
+    },
+    "lstm": {
+        "encoder_embed_dim": 16,
+        "decoder_embed_dim": 16,
+        "decoder_out_embed_dim": 16,
+        "encoder_hidden_size": 16,
+        "decoder_hidden_size": 16,
+        "encoder_bidirectional": True,
+        "criterion": "cross_entropy",
+    },
+    "roberta": {
+        "encoder_embed_dim": 16,
+        "encoder_ffn_embed_dim": 32,
+        "encoder_attention_heads": 2,
+        "encoder_layers": 3,
+        "max_positions": 64,
+    },
+}
+
+
+def dictionary() -> Dictionary:
+    symbols = Dictionary()
+    for index in range(VOCABULARY - len(symbols)):
+        symbols.add_symbol(f"w{index}")
+    return symbols
+
+
+def backbone_of(arch: str) -> str:
+    """``transformer_lm_babn`` → ``transformer_lm``: the longest backbone that is a prefix."""
+    return max((name for name in BACKBONES if arch.startswith(name)), key=len)
+
+
+def build(arch: str, seed: int = 1, dropout: float = 0.0, **overrides: Any) -> nn.Module:
+    """A tiny model of a plain or of our arch, without dropout unless asked for."""
+    symbols = dictionary()
+    task = SimpleNamespace(
+        source_dictionary=symbols,
+        target_dictionary=symbols,
+        max_positions=lambda: 64,
+        cfg=SimpleNamespace(),
+    )
+    silent = {"dropout": dropout, "attention_dropout": dropout, "activation_dropout": 0.0}
+    args = Namespace(arch=arch, **{**TINY[backbone_of(arch)], **silent, **overrides})
+    ARCH_CONFIG_REGISTRY[arch](args)
+    torch.manual_seed(seed)
+    return build_model(args, task)
+
+
+def all_pairs() -> list[tuple[str, str]]:
+    """Every (backbone, method) that exists as an arch."""
+    return [
+        (backbone.name, method)
+        for backbone in BACKBONES.values()
+        for method in METHODS
+        if set(METHODS[method].sites) & set(backbone.sites)
+    ]
+
+
+def sentences(*lengths: int, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    rows = [torch.randint(4, VOCABULARY, (length,), generator=generator) for length in lengths]
+    return [torch.cat([row[:-1], torch.tensor([EOS])]) for row in rows]
+
+
+def pad(rows: list[Tensor], left: bool = False, width: int = 0) -> Tensor:
+    """(B, width): rows padded on one side."""
+    width = max([width, *map(len, rows)])
+    out = torch.full((len(rows), width), PAD)
+    for index, row in enumerate(rows):
+        where = slice(width - len(row), width) if left else slice(0, len(row))
+        out[index, where] = row
+    return out
+
+
+def shift(rows: list[Tensor]) -> list[Tensor]:
+    """Decoder inputs: the sentence end moved to the front."""
+    return [torch.cat([row[-1:], row[:-1]]) for row in rows]
+
+
+def run(
+    model: nn.Module,
+    backbone: str,
+    sources: list[Tensor],
+    targets: list[Tensor],
+    left: bool = False,
+    width: int = 0,
+) -> Tensor:
+    """(B, T, V): what the model computes for a batch, source padded on the given side."""
+    if backbone == "transformer_lm":
+        return model(pad(shift(targets), width=width))[0]
+    tokens = pad(sources, left=left, width=width)
+    if backbone == "roberta":
+        return model(tokens)[0]
+    lengths = torch.tensor([len(row) for row in sources])
+    return model(tokens, lengths, pad(shift(targets)))[0]
+
+
+def real_positions(out: Tensor, backbone: str, rows: list[Tensor], left: bool = False) -> Tensor:
+    """(Σ lengths, V): the outputs at real tokens, sentence after sentence."""
+    moved = left and backbone == "roberta"
+    picked = [
+        out[index, out.size(1) - len(row) :] if moved else out[index, : len(row)]
+        for index, row in enumerate(rows)
+    ]
+    return torch.cat(picked)
