@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +19,6 @@ def export_main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("output", type=Path, help="the plain checkpoint to write")
     parser.add_argument("--force", action="store_true", help="overwrite an existing output")
     args = parser.parse_args(argv)
-    logging.disable(logging.INFO)
     export(args.checkpoint, args.output, args.force)
     print(f"{args.output}: a plain fairseq checkpoint, no --user-dir needed")
     return 0

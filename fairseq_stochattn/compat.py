@@ -10,8 +10,10 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from fairseq import checkpoint_utils
 from torch import nn
@@ -73,6 +75,21 @@ def _one_line_errors(path: str) -> Iterator[None]:
         raise UsageError(f"{path} is no fairseq checkpoint: it has no {error}") from None
     except (RuntimeError, EOFError, zipfile.BadZipFile, ValueError, TypeError) as error:
         raise UsageError(f"checkpoint {path} cannot be read: {_first_line(error)}") from None
+
+
+def load_checkpoint(path: str) -> dict:
+    """A checkpoint file as a dictionary, on the CPU, without executing code from it."""
+    with _one_line_errors(path):
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def restore_numpy_alias() -> None:
+    """fairseq's datasets (sample-break-mode eos, batch buckets) read ``np.compat.long``.
+
+    numpy 2 has dropped that name for Python's int.
+    """
+    if not hasattr(np, "compat"):
+        np.compat = SimpleNamespace(long=int)
 
 
 def use_own_attention_in_eval(layers: Iterable[nn.Module]) -> None:

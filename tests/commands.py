@@ -50,9 +50,10 @@ def _call(main, *args: object) -> Output:
     if hasattr(checkpoint_utils.save_checkpoint, "best"):
         del checkpoint_utils.save_checkpoint.best
     metrics.reset()
-    recorder, printed = _Recorder(), io.StringIO()
-    root = logging.getLogger()
+    recorder, progress, printed = _Recorder(), _Recorder(), io.StringIO()
+    root, bars = logging.getLogger(), logging.getLogger("fairseq.logging.progress_bar")
     root.addHandler(recorder)
+    bars.addHandler(progress)
     try:
         with (
             mock.patch.object(sys, "argv", ["fairseq", *map(str, args)]),
@@ -61,8 +62,9 @@ def _call(main, *args: object) -> Output:
             main()
     finally:
         root.removeHandler(recorder)
+        bars.removeHandler(progress)
     stats: dict[str, list[dict]] = {}
-    for name, message in recorder.lines:
+    for name, message in progress.lines:
         with contextlib.suppress(ValueError):
             row = json.loads(message)
             if isinstance(row, dict):
@@ -93,6 +95,7 @@ def generate(data: Path, checkpoint: object, *args: object) -> Output:
 
 def validate(data: Path, checkpoint: object, *args: object) -> Output:
     common = ["--user-dir", USER_DIR, "--cpu", "--num-workers", 0, "--batch-size", 16]
+    common += ["--task", "translation", "--log-format", "json"]
     return _call(validate_cli.cli_main, data, "--path", checkpoint, *common, *args)
 
 

@@ -1,4 +1,4 @@
-"""A method that exists only in tests: it uses every part of the protocol, so the protocol is tested.
+"""A method of the tests' own: it uses every part of the protocol, so the protocol is tested.
 
 Gaussian noise on the logits with a learned scale per head and a bias shared along the stack.
 """

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
     ARCH_MODEL_INV_REGISTRY,
@@ -51,6 +52,11 @@ class StochasticModel:
     config: ClassVar[type[FairseqDataclass]]
 
     @classmethod
+    def add_args(cls, parser: Any) -> None:
+        # Without defaults, so that what is not given on the command line is left to the arch.
+        gen_parser_from_dataclass(parser, cls.config(), delete_default=True)
+
+    @classmethod
     def build_model(cls, cfg: Any, task: Any) -> nn.Module:
         arch = getattr(cfg, "_name", None) or getattr(cfg, "arch", None) or cls.arch
         args = complete(
@@ -58,8 +64,7 @@ class StochasticModel:
         )
         cls.prepare(args, task)
         model = super().build_model(args, task)
-        for owner in cls.backbone.owners(model):
-            host_methods(owner, args)
+        host_methods(cls.backbone.owners(model), args)
         return model
 
     @classmethod

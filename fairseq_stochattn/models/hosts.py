@@ -7,6 +7,7 @@ because the sequence generator calls ``decoder.forward`` directly and would pass
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -91,11 +92,16 @@ def _hosting_class(plain: type) -> type:
     return type(f"Stochastic{plain.__name__}", (host, plain), {"__module__": __name__})
 
 
-def host_methods(owner: nn.Module, config: Namespace) -> None:
-    """Give a fairseq encoder or decoder our attention with the methods of ``config``, in place."""
-    _refuse_impossible(owner, config)
-    owner.__class__ = _hosting_class(type(owner))
-    owner.attention_stacks = nn.ModuleDict(build_stacks(config, owner.attentions()))
+def host_methods(owners: Sequence[nn.Module], config: Namespace) -> None:
+    """Give fairseq's encoders and decoders our attention with the methods of ``config``."""
+    found = []
+    for owner in owners:
+        _refuse_impossible(owner, config)
+        owner.__class__ = _hosting_class(type(owner))
+        found.append(owner.attentions())
+    stacks = build_stacks(config, {site: x for sites in found for site, x in sites.items()})
+    for owner, sites in zip(owners, found, strict=True):
+        owner.attention_stacks = nn.ModuleDict({site: stacks[site] for site in sites})
 
 
 def _refuse_impossible(owner: nn.Module, config: Namespace) -> None:

@@ -1,0 +1,28 @@
+"""Command-line sizes of the tiny models that command tests train."""
+
+TRANSFORMER = (
+    *("--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 32, "--encoder-attention-heads", 2),
+    *("--decoder-embed-dim", 32, "--decoder-ffn-embed-dim", 32, "--decoder-attention-heads", 2),
+    *("--encoder-layers", 2, "--decoder-layers", 2, "--share-all-embeddings"),
+)
+TRANSFORMER_LM = (
+    *("--task", "language_modeling", "--tokens-per-sample", 16, "--sample-break-mode", "eos"),
+    *("--decoder-embed-dim", 32, "--decoder-input-dim", 32, "--decoder-output-dim", 32),
+    *("--decoder-ffn-embed-dim", 32, "--decoder-attention-heads", 2, "--decoder-layers", 2),
+)
+LSTM = (
+    *("--encoder-embed-dim", 32, "--decoder-embed-dim", 32, "--decoder-out-embed-dim", 32),
+    *("--encoder-hidden-size", 32, "--decoder-hidden-size", 32),
+)
+ROBERTA = (
+    *("--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 32, "--encoder-attention-heads", 2),
+    *("--encoder-layers", 2),
+)
+MASKED_LM = (
+    *("--task", "masked_lm", "--criterion", "masked_lm", "--tokens-per-sample", 16),
+    *("--sample-break-mode", "none"),
+)
+CLASSIFICATION = (
+    *("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", 5),
+    *("--max-positions", 32),
+)
