@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fairseq.dataclass import FairseqDataclass
@@ -165,6 +165,9 @@ def build_stacks(
     empty in layers that were not selected.
     """
     names = parse_methods(config.attention)
+    for entry in (entry for name in names for entry in fields(METHODS[name].Config)):
+        if not hasattr(config, entry.name):  # an arch made before the method was registered
+            setattr(config, entry.name, entry.default)
     chosen = select_sites(config.attention_sites, list(attentions), names)
     stacks = {}
     for site, modules in attentions.items():

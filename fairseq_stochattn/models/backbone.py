@@ -10,6 +10,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, ClassVar
 
 from fairseq.dataclass import FairseqDataclass
@@ -63,6 +64,7 @@ class StochasticModel:
             cfg, cls.config, ARCH_CONFIG_REGISTRY[arch], typed=is_typed(cls.backbone.model)
         )
         cls.prepare(args, task)
+        _refuse_empty_data(task)
         model = super().build_model(args, task)
         host_methods(cls.backbone.owners(model), args)
         return model
@@ -84,6 +86,29 @@ class StochasticModel:
             cause = lines[1] if len(lines) > 1 else lines[0]
             more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
             raise UsageError(f"the checkpoint does not fit this model: {cause}{more}") from None
+
+
+def _refuse_empty_data(task: Any) -> None:
+    """Let the task say which split is empty; fairseq fails inside numpy, with no file's name."""
+    load = getattr(task, "load_dataset", None)
+    if load is None or getattr(load, "refuses_empty_data", False):
+        return
+
+    @wraps(load)
+    def load_dataset(split: str, *args: Any, **kwargs: Any) -> Any:
+        complaint = f"the {split} set is empty: {getattr(task.cfg, 'data', '')}"
+        try:
+            loaded = load(split, *args, **kwargs)
+        except ValueError as error:
+            if "mmap an empty file" not in str(error):
+                raise
+            raise UsageError(complaint) from None
+        if split in task.datasets and len(task.datasets[split]) == 0:
+            raise UsageError(complaint)
+        return loaded
+
+    load_dataset.refuses_empty_data = True
+    task.load_dataset = load_dataset
 
 
 def register_backbone(backbone: Backbone) -> None:

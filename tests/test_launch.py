@@ -1,0 +1,233 @@
+"""However it is started: user-dir in every form, hydra, tensorboard, the installed commands."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import commands
+import pytest
+import sizes
+import torch
+
+SHORT = (*commands.TRAIN, *sizes.TRANSFORMER, "--dropout", 0, "--max-update", 2)
+
+
+def train_in(cwd: Path, user_dir: object, data: Path, save: Path, **env: str) -> None:
+    executable = Path(sys.executable).parent / "fairseq-train"
+    arch = ("--arch", "transformer_deterministic", "--user-dir", user_dir, "--save-dir", save)
+    result = subprocess.run(
+        [str(executable), *map(str, (data, *SHORT, *arch))],
+        cwd=cwd,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert (save / "checkpoint_last.pt").exists()
+
+
+def test_user_dir_relative(translation_data: Path, tmp_path: Path) -> None:
+    train_in(commands.ROOT, "fairseq_stochattn", translation_data, tmp_path / "run")
+
+
+def test_user_dir_absolute_from_elsewhere(translation_data: Path, tmp_path: Path) -> None:
+    train_in(tmp_path, commands.USER_DIR, translation_data, tmp_path / "run")
+
+
+def test_user_dir_pip_installed(translation_data: Path, tmp_path: Path) -> None:
+    """The package as pip would lay it out: no clone around it, beside fairseq on the path."""
+    site = tmp_path / "site"
+    shutil.copytree(
+        commands.USER_DIR, site / "fairseq_stochattn", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    listing = subprocess.run(
+        [sys.executable, "-c", "from fairseq_stochattn.cli import methods_main; methods_main()"],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(site)},
+    )
+    assert listing.returncode == 0, listing.stderr[-2000:]
+    user_dir = listing.stdout.splitlines()[0].split(" ", 1)[1]
+    assert Path(user_dir) == site / "fairseq_stochattn"
+    train_in(tmp_path, user_dir, translation_data, tmp_path / "run", PYTHONPATH=str(site))
+
+
+def test_wheel_holds_the_whole_package(tmp_path: Path) -> None:
+    """What is installed by pip is what is in the tree."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("setup.py", "README.md"):
+        shutil.copy(commands.ROOT / name, source)
+    shutil.copytree(
+        commands.USER_DIR,
+        source / "fairseq_stochattn",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "build", "--build-base", str(tmp_path / "build")],
+        cwd=source,
+        check=True,
+        capture_output=True,
+    )
+    built = tmp_path / "build" / "lib" / "fairseq_stochattn"
+    expected = {p.relative_to(commands.USER_DIR) for p in commands.USER_DIR.rglob("*.py")}
+    assert {p.relative_to(built) for p in built.rglob("*.py")} == expected
+
+
+HYDRA = """
+common:
+  user_dir: {user_dir}
+  cpu: true
+  seed: 3
+  log_format: json
+  log_interval: 1
+task:
+  _name: {task}
+  data: {data}
+dataset:
+  num_workers: 0
+  max_tokens: 400
+optimization:
+  max_update: 4
+  lr: [0.005]
+optimizer:
+  _name: adam
+lr_scheduler:
+  _name: fixed
+criterion:
+  _name: attention_losses
+checkpoint:
+  save_dir: {save}
+  no_epoch_checkpoints: true
+model:
+{model}
+"""
+
+TRANSFORMER = """
+  _name: transformer_deterministic_iwslt_de_en
+  encoder_embed_dim: 32
+  encoder_ffn_embed_dim: 32
+  decoder_embed_dim: 32
+  decoder_ffn_embed_dim: 32
+  encoder_layers: 1
+  share_all_embeddings: true
+  attention_sites: cross
+"""
+LANGUAGE_MODEL = """
+  _name: transformer_lm_deterministic
+  decoder_embed_dim: 32
+  decoder_input_dim: 32
+  decoder_output_dim: 32
+  decoder_layers: 1
+"""
+LSTM = """
+  _name: lstm_deterministic
+  encoder_embed_dim: 32
+  decoder_embed_dim: 32
+  decoder_out_embed_dim: 32
+"""
+ROBERTA = """
+  _name: roberta_deterministic
+  encoder_embed_dim: 32
+  encoder_layers: 1
+  encoder_attention_heads: 2
+  max_positions: 512
+"""
+
+
+@pytest.mark.parametrize(
+    ("task", "model"),
+    [
+        ("translation", TRANSFORMER),
+        ("translation", LSTM),
+        ("language_modeling", LANGUAGE_MODEL),
+        ("masked_lm", ROBERTA),
+    ],
+    ids=["transformer", "lstm", "transformer_lm", "roberta"],
+)
+def test_hydra_train(
+    task: str, model: str, translation_data: Path, lm_data: Path, tmp_path: Path
+) -> None:
+    data = translation_data if task == "translation" else lm_data
+    config = HYDRA.format(
+        user_dir=commands.USER_DIR, task=task, data=data, save=tmp_path / "run", model=model
+    )
+    if task != "translation":
+        config = config.replace("task:\n", "task:\n  tokens_per_sample: 16\n")
+    (tmp_path / "tiny.yaml").write_text(config)
+    result = commands.run(
+        "fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "tiny", cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    state = torch.load(tmp_path / "run" / "checkpoint_last.pt", weights_only=True)
+    stored = state["cfg"]["model"]
+    assert stored["_name"] in model
+    if task == "translation":
+        checkpoint = tmp_path / "run" / "checkpoint_last.pt"
+        assert "Generate test" in commands.generate(data, checkpoint).text
+    if "iwslt" in model:
+        # The preset's four heads and six decoder layers, our one encoder layer.
+        layers = {name.split(".")[2] for name in state["model"] if "decoder.layers" in name}
+        assert layers == set("012345")
+        assert state["model"]["encoder.layers.0.fc1.weight"].shape == (32, 32)
+
+
+def test_tensorboard(translation_data: Path, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    flags = ("--arch", "transformer_toy", "--criterion", "attention_losses")
+    board = ("--tensorboard-logdir", tmp_path / "board")
+    commands.train(translation_data, tmp_path / "run", *SHORT, *flags, *board)
+    events = EventAccumulator(str(tmp_path / "board" / "train_inner"))
+    events.Reload()
+    assert {"loss", "objective", "toy", "toy_weight", "toy_scale"} <= set(events.Tags()["scalars"])
+    assert len(events.Scalars("toy")) == 2
+
+
+def test_installed_commands(tmp_path: Path) -> None:
+    listing = commands.run("stochattn-methods")
+    assert listing.returncode == 0, listing.stderr
+    for backbone in ("transformer", "transformer_lm", "lstm", "roberta"):
+        assert f"--arch {backbone}_deterministic\n" in listing.stdout
+    every = commands.run("stochattn-methods", "--archs").stdout
+    assert "--arch transformer_deterministic_iwslt_de_en" in every
+    assert "--arch transformer_lm_deterministic_gpt2_small" in every
+    missing = commands.run("stochattn-export", tmp_path / "no.pt", tmp_path / "out.pt")
+    assert missing.returncode == 1
+    assert len(missing.stderr.strip().splitlines()) == 1
+    assert "does not exist" in missing.stderr
+
+
+def test_loaded_checkpoint_in_eval_runs_our_attention(
+    translation_data: Path, tmp_path: Path
+) -> None:
+    """In a fresh process, where fairseq 0.12.2 would take its fused path around the attention."""
+    flags = ("--arch", "transformer_deterministic")
+    commands.train(translation_data, tmp_path / "run", *SHORT, *flags)
+    script = """
+import sys, torch
+from fairseq import checkpoint_utils, utils
+from argparse import Namespace
+utils.import_user_module(Namespace(user_dir=sys.argv[1]))
+models, _, _ = checkpoint_utils.load_model_ensemble_and_task([sys.argv[2]])
+from fairseq_stochattn.attention.deterministic import Deterministic
+calls = []
+plain = Deterministic.forward
+Deterministic.forward = lambda self, *args: calls.append(1) or plain(self, *args)
+model = models[0].eval()
+with torch.no_grad():
+    model.encoder(torch.full((2, 5), 7), torch.tensor([5, 5]))
+print("calls", len(calls), "layers", len(model.encoder.layers))
+"""
+    checkpoint = tmp_path / "run" / "checkpoint_last.pt"
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(commands.USER_DIR), str(checkpoint)],
+        text=True,
+        capture_output=True,
+    )
+    assert result.stdout.strip().endswith("calls 2 layers 2"), result.stderr[-2000:]
