@@ -4,7 +4,12 @@ Importing the package registers its methods, archs and criterions, lets checkpoi
 without executing code from them, and mends what current versions broke in fairseq.
 """
 
-from fairseq_stochattn import compat
+import logging
+
+# On import fairseq's speech task advises to install a package that nothing here uses.
+logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+
+from fairseq_stochattn import compat  # noqa: E402
 
 compat.load_checkpoints_safely()
 compat.restore_numpy_alias()

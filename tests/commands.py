@@ -15,8 +15,9 @@ from unittest import mock
 
 from fairseq import checkpoint_utils
 from fairseq.logging import metrics
+from fairseq_cli import eval_lm as eval_lm_cli
 from fairseq_cli import generate as generate_cli
-from fairseq_cli import hydra_train as hydra_cli
+from fairseq_cli import interactive as interactive_cli
 from fairseq_cli import preprocess as preprocess_cli
 from fairseq_cli import train as train_cli
 from fairseq_cli import validate as validate_cli
@@ -99,8 +100,14 @@ def validate(data: Path, checkpoint: object, *args: object) -> Output:
     return _call(validate_cli.cli_main, data, "--path", checkpoint, *common, *args)
 
 
-def hydra_train(*args: object) -> Output:
-    return _call(hydra_cli.cli_main, *args)
+def eval_lm(data: Path, checkpoint: object) -> Output:
+    common = ["--user-dir", USER_DIR, "--cpu", "--num-workers", 0, "--batch-size", 16]
+    return _call(eval_lm_cli.cli_main, data, "--path", checkpoint, *common)
+
+
+def interactive(data: Path, checkpoint: object, sentences: Path) -> Output:
+    common = ["--user-dir", USER_DIR, "--cpu", "--input", sentences, "--buffer-size", 4]
+    return _call(interactive_cli.cli_main, data, "--path", checkpoint, *common)
 
 
 def start(command: str, *args: object, cwd: Path = ROOT) -> subprocess.Popen:

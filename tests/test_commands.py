@@ -180,6 +180,35 @@ def test_validate(translation_data: Path, plain_run: Path, tmp_path: Path) -> No
     assert found[1:] == pytest.approx([found[0]] * 2, abs=1e-3)
 
 
+def test_eval_lm(lm_data: Path, tmp_path: Path) -> None:
+    model = ("--arch", "transformer_lm_deterministic", *sizes.TRANSFORMER_LM, "--max-epoch", 2)
+    commands.train(lm_data, tmp_path, *model)
+    exported = tmp_path / "plain.pt"
+    cli.export_main([str(tmp_path / "checkpoint_last.pt"), str(exported)])
+    found = [
+        re.search(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)", output.text).groups()
+        for output in (
+            commands.eval_lm(lm_data, tmp_path / "checkpoint_last.pt"),
+            commands.eval_lm(lm_data, exported),
+        )
+    ]
+    assert found[0] == found[1]
+    assert torch.load(exported, weights_only=True)["cfg"]["model"]["_name"] == "transformer_lm"
+
+
+def test_interactive(translation_data: Path, text: Path, plain_run: Path, tmp_path: Path) -> None:
+    few = tmp_path / "few.src"
+    few.write_text("".join((text / "test.src").read_text().splitlines(keepends=True)[:6]))
+    start = ("--finetune-from-model", plain_run / "checkpoint_best.pt", "--lr", 0)
+    commands.train(translation_data, tmp_path, *OURS, *start, "--max-update", 1)
+    ours, plain = (
+        re.findall(r"^[DH]-.*$", commands.interactive(translation_data, path, few).text, re.M)
+        for path in (tmp_path / "checkpoint_last.pt", plain_run / "checkpoint_best.pt")
+    )
+    assert len(ours) == 12
+    assert [line.split("\t")[2] for line in ours] == [line.split("\t")[2] for line in plain]
+
+
 def test_masked_lm_checkpoint_into_classification(
     lm_data: Path, classification_data: Path, tmp_path: Path
 ) -> None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import zoo
+from fairseq.modules import MultiheadAttention
+from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
+
+from fairseq_stochattn.attention.method import MethodDict
+from fairseq_stochattn.attention.multihead import StochasticMultiheadAttention
+from fairseq_stochattn.attention.stack import AttentionStack
 
 BACKBONES = ["transformer", "transformer_lm", "lstm", "roberta"]
 SOURCES, TARGETS = zoo.sentences(9, 7, 4, 1), zoo.sentences(8, 5, 3, 1, seed=1)
@@ -107,21 +114,26 @@ def test_averaged_weights_that_fairseq_prints(backbone: str, need_attention: boo
         torch.testing.assert_close(found, theirs, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{"cross_self_attention": True, "no_cross_attention": True}])
-def test_cross_plus_self_attention(options: dict) -> None:
-    plain, ours = both("transformer", **options)
-    torch.testing.assert_close(
-        outputs(ours, "transformer"), outputs(plain, "transformer"), rtol=1e-6, atol=1e-6
-    )
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cross_self_attention": True, "no_cross_attention": True},
+        {"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5},
+        {"encoder_normalize_before": True, "decoder_normalize_before": True},
+        {"checkpoint_activations": True},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_of_fairseq_keep_working(options: dict) -> None:
+    found = []
+    for model in both("transformer", **options):
+        torch.manual_seed(4)
+        np.random.seed(4)
+        found.append(outputs(model.train(), "transformer"))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)
 
 
 def test_bias_and_zero_attention() -> None:
-    from fairseq.modules import MultiheadAttention
-
-    from fairseq_stochattn.attention.method import MethodDict
-    from fairseq_stochattn.attention.multihead import StochasticMultiheadAttention
-    from fairseq_stochattn.attention.stack import AttentionStack
-
     found = []
     for ours in (False, True):
         torch.manual_seed(0)
@@ -141,8 +153,6 @@ def test_bias_and_zero_attention() -> None:
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_beam_search(backbone: str, dropout: float) -> None:
     """The same hypotheses with the same scores, un-repeated keys included."""
-    from fairseq.sequence_generator import SequenceGenerator
-
     found = []
     for model in both(backbone, dropout=dropout):
         model.eval()
@@ -161,6 +171,14 @@ def test_beam_search(backbone: str, dropout: float) -> None:
         for one, other in zip(theirs, ours, strict=True):
             assert torch.equal(one["tokens"], other["tokens"])
             torch.testing.assert_close(one["score"], other["score"], rtol=1e-6, atol=1e-6)
+
+
+def test_layerdrop_leaves_no_layer_without_our_attention() -> None:
+    options = {"encoder_layers": 8, "encoder_layerdrop": 0.9, "decoder_layerdrop": 0.9}
+    model = zoo.build("transformer_deterministic", **options)
+    attentions = [m for m in model.modules() if isinstance(m, MultiheadAttention)]
+    assert len(attentions) == 8 + 3 + 3
+    assert all(isinstance(m, StochasticMultiheadAttention) for m in attentions)
 
 
 def test_dropout_is_drawn_as_often_as_in_plain_fairseq() -> None:

@@ -23,6 +23,11 @@ from fairseq_stochattn.attention.stack import build_stacks
 from fairseq_stochattn.errors import UsageError
 
 
+def attention_layers(owner: nn.Module) -> list[nn.Module]:
+    """All layers with attention: under LayerDrop, plain iteration would leave some out."""
+    return [layer for layer in owner.layers.children() if hasattr(layer, "self_attn")]
+
+
 class EncoderHost:
     """Transformer encoder: self-attention of one batch of source tokens."""
 
@@ -31,7 +36,7 @@ class EncoderHost:
         return super().forward(src_tokens, *args, **kwargs)
 
     def attentions(self) -> dict[str, list[nn.Module]]:
-        layers = [layer for layer in self.layers if hasattr(layer, "self_attn")]
+        layers = attention_layers(self)
         compat.use_own_attention_in_eval(layers)
         return {"encoder": [StochasticMultiheadAttention.adopt(x.self_attn) for x in layers]}
 
@@ -54,7 +59,7 @@ class DecoderHost:
         )
 
     def attentions(self) -> dict[str, list[nn.Module]]:
-        layers = [layer for layer in self.layers if hasattr(layer, "self_attn")]
+        layers = attention_layers(self)
         found = {"decoder": [StochasticMultiheadAttention.adopt(x.self_attn) for x in layers]}
         crossing = [x.encoder_attn for x in layers if x.encoder_attn is not None]
         if crossing:
@@ -105,7 +110,7 @@ def host_methods(owners: Sequence[nn.Module], config: Namespace) -> None:
 
 
 def _refuse_impossible(owner: nn.Module, config: Namespace) -> None:
-    layers = list(getattr(owner, "layers", []))
+    layers = owner.layers.children() if hasattr(owner, "layers") else ()
     if any(type(layer).__name__ == "FullyShardedDataParallel" for layer in layers):
         raise UsageError(
             "--ddp-backend fully_sharded hides the attention's parameters; "

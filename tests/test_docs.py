@@ -1,0 +1,52 @@
+"""The documents tell the truth: their code runs, their names exist."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import commands
+import pytest
+import sizes
+import zoo
+from fairseq.models import ARCH_MODEL_REGISTRY
+
+from fairseq_stochattn.attention.method import METHODS, collect_losses
+
+ROOT = commands.ROOT
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("examples/*/*.md"))]
+
+
+def test_the_method_in_contributing_works(
+    translation_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file and one registration line: its archs exist, its flag is known, its loss is logged."""
+    source = re.search(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S).group(
+        1
+    )
+    (tmp_path / "temperature_method.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "temperature_method", raising=False)
+    __import__("temperature_method")
+    assert "temperature" in METHODS
+    for backbone in zoo.BACKBONES:
+        model = zoo.build(f"{backbone}_temperature").train()
+        zoo.run(model, backbone, zoo.sentences(5, 3), zoo.sentences(4, 2))
+        assert {name for name, _ in collect_losses(model)} == {"temperature"}
+    flags = ("--arch", "transformer_temperature_iwslt_de_en", *sizes.TRANSFORMER)
+    criterion = ("--criterion", "attention_losses", "--temperature-weight", 0.5, "--max-update", 2)
+    output = commands.train(translation_data, tmp_path / "run", *flags, *criterion)
+    assert float(output.stats["train_inner"][-1]["temperature_weight"]) == 0.5
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_named_archs_flags_and_files_exist(document: Path) -> None:
+    text = document.read_text()
+    for arch in set(re.findall(r"--arch (\w+)", text)):
+        assert arch in ARCH_MODEL_REGISTRY or "temperature" in arch, arch
+    for target in re.findall(r"`make (\w+)`", text):
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), target
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        if "://" not in link:
+            assert (document.parent / link).exists(), link
