@@ -21,10 +21,9 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("ex
 def test_the_method_in_contributing_works(
     translation_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One file and one registration line: its archs exist, its flag is known, its loss is logged."""
-    source = re.search(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S).group(
-        1
-    )
+    """One file, one registration line: its archs exist, its flag is known, its loss is logged."""
+    document = (ROOT / "CONTRIBUTING.md").read_text()
+    source = re.search(r"```python\n(.*?)```", document, re.S).group(1)
     (tmp_path / "temperature_method.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "temperature_method", raising=False)
