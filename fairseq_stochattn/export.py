@@ -56,11 +56,11 @@ def to_plain(state: dict[str, Any]) -> dict[str, Any]:
     ours = {entry.name for part in _our_parts() for entry in fields(part)} - {"_name"}
     plain_args = {k: v for k, v in vars(args).items() if k not in ours}
     plain_args["_name"] = PLAIN_ARCHS[arch]
-    typed = is_typed(model_class.backbone.model)
-    if not typed:  # fairseq's untyped models read a namespace, in which None means None
-        plain_args["arch"] = PLAIN_ARCHS[arch]
-        ARCH_MODEL_REGISTRY[PLAIN_ARCHS[arch]]  # it exists, or the preset's name has changed
-        plain_args = Namespace(**{k: v for k, v in plain_args.items() if v is not None})
+    if not is_typed(model_class.backbone.model):
+        # fairseq's untyped models read one flat namespace, the task's flags among them.
+        set_flags = {k: v for k, v in plain_args.items() if v is not None}
+        task_flags = _as_dict(config.get("task"))
+        plain_args = Namespace(**{**task_flags, **set_flags, "arch": PLAIN_ARCHS[arch]})
     weights = {name: value for name, value in state["model"].items() if not is_ours(name)}
     plain = {**state, "model": weights, "cfg": {**config, "model": plain_args}}
     if len(weights) < len(state["model"]):
@@ -88,6 +88,12 @@ def _arch_of(model_config: Any) -> str | None:
     if isinstance(model_config, (dict, DictConfig)):
         return model_config.get("_name")
     return getattr(model_config, "_name", None) or getattr(model_config, "arch", None)
+
+
+def _as_dict(config: Any) -> dict[str, Any]:
+    if isinstance(config, Namespace):
+        return vars(config)
+    return OmegaConf.to_container(config) if isinstance(config, DictConfig) else dict(config or {})
 
 
 def _our_parts() -> list[type]:

@@ -9,8 +9,11 @@ import commands
 import pytest
 import sizes
 import torch
+import zoo
+from fairseq import checkpoint_utils
 
 from fairseq_stochattn import cli
+from fairseq_stochattn.models.backbone import BACKBONES
 
 SILENT = ("--dropout", 0)
 
@@ -123,6 +126,29 @@ def test_exported_checkpoint_continues_in_plain_fairseq(
     theirs = commands.train(translation_data, plain.parent, *arch, *more, user_dir=None)
     assert theirs.losses() == pytest.approx(ours.losses(), abs=2e-3)
     assert len(ours.losses()) > 3
+
+
+@pytest.mark.parametrize("life", LIVES)
+def test_every_backbone_exports(life: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """The exported file is a model of fairseq's own class, with the same outputs."""
+    fixture, flags = LIVES[life]
+    data, backbone = request.getfixturevalue(fixture), life.split()[0]
+    common = ("--arch", f"{backbone}_deterministic", *flags, "--max-update", 2)
+    commands.train(data, tmp_path, *common)
+    ours, plain = tmp_path / "checkpoint_last.pt", tmp_path / "plain.pt"
+    cli.export_main([str(ours), str(plain)])
+    assert same(ours, plain)
+    models = [checkpoint_utils.load_model_ensemble([str(path)])[0][0] for path in (ours, plain)]
+    assert type(models[1]) is BACKBONES[backbone].model
+    models = [model.eval() for model in models]
+    tokens = zoo.sentences(6, 4)
+    if "classification" in life:
+        extra = {"classification_head_name": "sentence_classification_head"}
+        found = [model(zoo.pad(tokens) % 20 + 4, **extra)[0] for model in models]
+    else:
+        rows = [row % 20 + 4 for row in tokens]
+        found = [zoo.run(model, backbone, rows, rows) for model in models]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("arch", ["transformer_deterministic", "transformer_toy", "lstm_toy"])

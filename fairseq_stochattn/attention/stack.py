@@ -57,18 +57,12 @@ class AttentionStack(nn.Module):
         self.site = site
         self.num_layers = num_layers
         self.shared = MethodDict()
-        self.methods: list[AttentionMethod] = []  # a plain list: they are registered in the layers
+        self.methods: list[AttentionMethod] = []  # a plain list: they are children of the layers
         self.state: dict[str, Any] = {}
         self.tokens: Tensor | None = None  # (B, T): the tokens behind the queries
         self.query_padding: Tensor | None = None  # (B, T), True at padding
         self.queries_seen = 0
         self._warned = False
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "methods":
-            object.__setattr__(self, name, value)
-        else:
-            super().__setattr__(name, value)
 
     def begin(self, tokens: Tensor, padding_idx: int, incremental: bool = False) -> None:
         """A new forward starts: forget the last one's state and losses."""

@@ -19,6 +19,7 @@ from argparse import (
 )
 from collections.abc import Callable
 from dataclasses import field, fields, make_dataclass
+from functools import cache
 from typing import Any, Optional, get_type_hints
 
 from fairseq.dataclass import FairseqDataclass
@@ -33,6 +34,7 @@ def is_typed(model: type) -> bool:
     return getattr(model, "__dataclass", None) is not None
 
 
+@cache
 def flags_of(model: type, base_preset: Callable[[Namespace], None]) -> type[FairseqDataclass]:
     """The flags of a fairseq model class as a flat dataclass; None where the arch decides."""
     if is_typed(model):
