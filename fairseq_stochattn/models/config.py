@@ -18,7 +18,7 @@ from argparse import (
     _StoreTrueAction,
 )
 from collections.abc import Callable
-from dataclasses import field, fields, make_dataclass
+from dataclasses import MISSING, field, fields, make_dataclass
 from functools import cache
 from typing import Any, Optional, get_type_hints
 
@@ -71,12 +71,12 @@ def join_configs(name: str, *parts: type[FairseqDataclass], **defaults: Any) -> 
         for entry in fields(part):
             if entry.name in columns or entry.name.startswith("_"):
                 continue
-            value = defaults.get(entry.name, entry.default)
-            columns[entry.name] = (
-                entry.name,
-                types[entry.name],
-                field(default=value, metadata=dict(entry.metadata)),
-            )
+            if entry.default_factory is not MISSING:
+                column = field(default_factory=entry.default_factory, metadata=entry.metadata)
+            else:
+                value = defaults.get(entry.name, entry.default)
+                column = field(default=value, metadata=entry.metadata)
+            columns[entry.name] = (entry.name, types[entry.name], column)
     return make_dataclass(name, columns.values(), bases=(FairseqDataclass,))
 
 
