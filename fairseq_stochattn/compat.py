@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-import collections
-import logging
 import pickle
 import zipfile
+from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -16,11 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq import checkpoint_utils
+from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
+from omegaconf import AnyNode, DictConfig, ListConfig
+from omegaconf.base import ContainerMetadata, Metadata
 from torch import nn
 
 from fairseq_stochattn.errors import UsageError
-
-logger = logging.getLogger(__name__)
 
 
 def _harmless_classes() -> list[Any]:
@@ -28,19 +28,10 @@ def _harmless_classes() -> list[Any]:
 
     None of these runs code when it is rebuilt; everything else in a checkpoint is refused.
     """
-    import typing
-
-    from fairseq.logging import meters
-    from omegaconf import DictConfig, ListConfig, base, nodes
-
-    containers = [DictConfig, ListConfig, base.ContainerMetadata, base.Metadata, typing.Any]
-    leaves = [
-        getattr(nodes, name)
-        for name in ("AnyNode", "StringNode", "IntegerNode", "FloatNode", "BooleanNode")
-    ]
-    counters = [meters.AverageMeter, meters.TimeMeter, meters.StopwatchMeter]
-    builtin = [argparse.Namespace, collections.defaultdict, dict, list, int, float, str, bool]
-    return [*containers, *leaves, *counters, *builtin]
+    config = [DictConfig, ListConfig, AnyNode, ContainerMetadata, Metadata, Any]
+    counters = [AverageMeter, TimeMeter, StopwatchMeter]
+    types = [dict, list, int, float, str, bool]  # named in the metadata of configurations
+    return [Namespace, *config, *counters, defaultdict, *types]
 
 
 def load_checkpoints_safely() -> None:
@@ -105,7 +96,7 @@ def _refusal(path: str, error: Exception) -> str:
     except Exception:
         foreign = []
     if foreign:
-        return f"it would run code on loading ({', '.join(sorted(foreign))})"
+        return f"it holds more than weights and settings: {', '.join(sorted(foreign))}"
     return _first_line(error)
 
 

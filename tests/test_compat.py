@@ -1,0 +1,61 @@
+"""compat.py: what checkpoints may hold, and what current versions broke in fairseq."""
+
+from __future__ import annotations
+
+import fractions
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
+from omegaconf import OmegaConf
+
+from fairseq_stochattn import compat
+from fairseq_stochattn.errors import UsageError
+
+MIXED = {"a": [1, 2.5, "x", None, True], "b": {"c": "${a.0}"}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        Namespace(lr=[0.1], arch="transformer", nested=Namespace(x=None)),
+        OmegaConf.create(MIXED),
+        [AverageMeter(round=3), TimeMeter(), StopwatchMeter()],
+    ],
+    ids=["argparse", "omegaconf", "meters"],
+)
+def test_what_fairseq_writes_is_loaded(content: object, tmp_path: Path) -> None:
+    torch.save({"extra_state": content}, tmp_path / "checkpoint.pt")
+    loaded = compat.load_checkpoint(str(tmp_path / "checkpoint.pt"))["extra_state"]
+    assert type(loaded) is type(content)
+    if not isinstance(content, list):
+        assert loaded == content
+
+
+def test_everything_else_is_refused(tmp_path: Path) -> None:
+    torch.save({"extra_state": fractions.Fraction(1, 3)}, tmp_path / "checkpoint.pt")
+    with pytest.raises(UsageError, match=r"is refused: it holds more .*fractions\.Fraction"):
+        compat.load_checkpoint(str(tmp_path / "checkpoint.pt"))
+
+
+def test_loader_is_wrapped_once() -> None:
+    from fairseq import checkpoint_utils
+
+    wrapped = checkpoint_utils.load_checkpoint_to_cpu
+    compat.load_checkpoints_safely()
+    assert checkpoint_utils.load_checkpoint_to_cpu is wrapped
+
+
+def test_numpy_alias_that_fairseq_reads() -> None:
+    assert np.zeros(2, dtype=np.compat.long).dtype == np.dtype(int)
+
+
+def test_fused_encoder_path_of_0_12_2_is_switched_off() -> None:
+    layers = [SimpleNamespace(can_use_fastpath=True), SimpleNamespace()]
+    compat.use_own_attention_in_eval(layers)
+    assert layers[0].can_use_fastpath is False
+    assert not hasattr(layers[1], "can_use_fastpath")
