@@ -14,9 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "data-prep"), str(ROOT / "tests")]
 
 import commands  # noqa: E402
-import toy_method  # noqa: E402, F401  (and a method of the tests' own, with its archs)
-
 import fairseq_stochattn  # noqa: E402, F401  (registers the archs in this process)
+import toy_method  # noqa: E402, F401  (and a method of the tests' own, with its archs)
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "nu", "re") for b in ("ba", "do", "fi", "gu", "pe")]
 

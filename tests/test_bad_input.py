@@ -7,11 +7,11 @@ import os
 import pickle
 from pathlib import Path
 
-import commands
 import pytest
-import sizes
 import torch
 
+import commands
+import sizes
 from fairseq_stochattn import cli, compat
 from fairseq_stochattn.attention.method import register_method
 from fairseq_stochattn.errors import UsageError

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import commands
 import pytest
-import sizes
 import torch
-import zoo
 from fairseq import checkpoint_utils
 
+import commands
+import sizes
+import zoo
 from fairseq_stochattn import cli
 from fairseq_stochattn.models.backbone import BACKBONES
 

@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
-import zoo
 from torch import Tensor, nn
 
+import zoo
 from fairseq_stochattn.attention.method import METHODS, AttentionMethod, collect_losses
 from fairseq_stochattn.export import is_ours
 

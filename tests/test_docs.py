@@ -6,12 +6,12 @@ import re
 import sys
 from pathlib import Path
 
-import commands
 import pytest
-import sizes
-import zoo
 from fairseq.models import ARCH_MODEL_REGISTRY
 
+import commands
+import sizes
+import zoo
 from fairseq_stochattn.attention.method import METHODS, collect_losses
 
 ROOT = commands.ROOT

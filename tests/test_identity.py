@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import zoo
 from fairseq.modules import MultiheadAttention
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
+import zoo
 from fairseq_stochattn.attention.method import MethodDict
 from fairseq_stochattn.attention.multihead import StochasticMultiheadAttention
 from fairseq_stochattn.attention.stack import AttentionStack

@@ -8,10 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import commands
 import pytest
-import sizes
 import torch
+
+import commands
+import sizes
 
 SHORT = (*commands.TRAIN, *sizes.TRANSFORMER, "--dropout", 0, "--max-update", 2)
 

@@ -6,13 +6,13 @@ import logging
 import math
 from pathlib import Path
 
-import commands
 import pytest
-import sizes
 import torch
-import zoo
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 
+import commands
+import sizes
+import zoo
 from fairseq_stochattn.attention.method import Schedule, collect_losses
 from fairseq_stochattn.criterions.attention_losses import WRAPPABLE, AttentionLosses
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-import commands
 import pytest
-import sizes
 import torch
+
+import commands
+import sizes
 
 # Plain SGD where sums are compared: Adam divides by gradients that may be zero but for rounding.
 MODEL = (

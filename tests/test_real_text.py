@@ -6,10 +6,10 @@ import gzip
 import re
 from pathlib import Path
 
-import commands
 import pytest
-import sizes
 
+import commands
+import sizes
 from fairseq_stochattn import cli
 
 MULTI30K = commands.ROOT.parent / "shared" / "data" / "multi30k"

@@ -1,0 +1,1 @@
+"""The parts of the German-English corpus of numbers, dates, clock times and prices."""

@@ -1,0 +1,206 @@
+"""Random number, date, clock and price phrases: one German form with every right English one.
+
+House style, which decides what counts as right: whatever German leaves open stays open in English
+(a number below 100 in words, the half of the day, the order of day and month); all else has
+exactly one translation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from numbers_corpus import english, german
+
+# No 29 February, so that every date exists in every year.
+_DAYS_IN_MONTH = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+
+# German splits the day finer than a.m./p.m.; hour 0 is said "zwölf Uhr nachts".
+_DAY_PARTS = (
+    ("nachts", (0, 1, 2, 3, 23)),
+    ("früh", (4, 5, 6, 7, 8)),
+    ("morgens", (5, 6, 7, 8, 9)),
+    ("vormittags", (9, 10, 11)),
+    ("mittags", (12, 13)),
+    ("nachmittags", (14, 15, 16, 17)),
+    ("abends", (18, 19, 20, 21, 22)),
+)
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """A German phrase and all its right English translations, none of them twice."""
+
+    german: str
+    english: tuple[str, ...]
+
+
+def joined(first: Phrase, second: Phrase) -> Phrase:
+    """Put two phrases side by side in the same order in both languages."""
+    pairs = tuple(f"{left} {right}" for left in first.english for right in second.english)
+    return Phrase(f"{first.german} {second.german}", pairs)
+
+
+def small_count(rng: Random) -> Phrase:
+    """Return 2..99: German words may become words or digits, German digits stay digits."""
+    n = rng.randint(2, 99)
+    if rng.random() < 0.2:
+        return Phrase(str(n), (str(n),))
+    return Phrase(german.number_to_german(n), (english.number_to_english(n), str(n)))
+
+
+def large_count(rng: Random) -> Phrase:
+    """Return a number of at least 100 to stand before a plural noun, in digits in English."""
+    n = _large_number(rng)
+    while n % 100 == 1:
+        # Usage wavers between "hunderteins Bücher" and "hundertundein Buch": leave it out.
+        n = _large_number(rng)
+    return _large_phrase(rng, n)
+
+
+def bare_number(rng: Random) -> Phrase:
+    """Return a number of at least 100 that stands alone, so that "hunderteins" is right."""
+    n = _large_number(rng)
+    if rng.random() < 0.1:
+        n = n // 100 * 100 + 1
+    return _large_phrase(rng, n)
+
+
+def room_number(rng: Random) -> Phrase:
+    """Return 101..999 in words."""
+    n = rng.randint(101, 999)
+    return Phrase(german.number_to_german(n, explicit_one=rng.random() < 0.5), (str(n),))
+
+
+def _large_number(rng: Random) -> int:
+    # Most numbers stay short: length, not rarity of the words, is what makes the long ones hard.
+    low, high = rng.choices(
+        ((100, 999), (1_000, 9_999), (10_000, german.MAX_NUMBER)), weights=(4, 5, 2)
+    )[0]
+    n = rng.randint(low, high)
+    if rng.random() < 0.2:
+        n -= n % 100
+    return n
+
+
+def _large_phrase(rng: Random, n: int) -> Phrase:
+    if rng.random() < 0.15:
+        return Phrase(german.group_digits_german(n), (f"{n:,}",))
+    return Phrase(german.number_to_german(n, explicit_one=rng.random() < 0.5), (f"{n:,}",))
+
+
+def year(rng: Random, earliest: int, latest: int) -> Phrase:
+    """Return "im Jahr neunzehnhundertsiebenundachtzig", the bare year, or the year in digits."""
+    value = rng.randint(earliest, latest)
+    spelt = str(value) if rng.random() < 0.2 else german.year_to_german(value)
+    return Phrase(rng.choice(("im Jahr ", "")) + spelt, (f"in {value}",))
+
+
+def date(rng: Random, years: tuple[int, int] | None = None) -> Phrase:
+    """Return a date after "am", with a year if a range of years is given.
+
+    With the day in digits it has several right translations, with the day in words one.
+    """
+    month = rng.randint(1, 12)
+    day = rng.randint(1, _DAYS_IN_MONTH[month - 1])
+    year_number = rng.randint(*years) if years else None
+    day_in_words = rng.random() < 0.45
+    year_german = ""
+    if year_number is not None:
+        spell_year = day_in_words and rng.random() < 0.5
+        year_german = german.year_to_german(year_number) if spell_year else str(year_number)
+    phrase = "am " + german.date_to_german(day, month, year_german, day_in_words=day_in_words)
+    month_first, day_first, spelt = english.date_to_english(day, month)
+    if year_number is not None:
+        month_first = f"{month_first}, {year_number}"
+        day_first, spelt = f"{day_first} {year_number}", f"{spelt} {year_number}"
+    forms = (spelt,) if day_in_words else (month_first, day_first, spelt)
+    return Phrase(phrase, tuple(f"on {form}" for form in forms))
+
+
+def weekday(rng: Random) -> Phrase:
+    """Return "am Montag"."""
+    index = rng.randrange(7)
+    return Phrase(f"am {german.WEEKDAYS[index]}", (f"on {english.WEEKDAYS[index]}",))
+
+
+def weekday_and_date(rng: Random) -> Phrase:
+    """Return "am Montag, dem 3. Mai," with the comma that closes the apposition."""
+    day_name, day = weekday(rng), date(rng)
+    apposition = day.german.replace("am ", "dem ", 1)
+    forms = tuple(f"{day_name.english[0]}, {form.removeprefix('on ')}" for form in day.english)
+    return Phrase(f"{day_name.german}, {apposition},", forms)
+
+
+def clock(rng: Random) -> Phrase:
+    """Return a clock time with its preposition, the half of the day known or not."""
+    return rng.choices((_open_clock, _day_part_clock, _clock_24h), weights=(12, 5, 5))[0](rng)
+
+
+def _open_clock(rng: Random) -> Phrase:
+    hour = rng.randint(1, 12)
+    if rng.random() < 0.15:
+        spelt = english.number_to_english(hour)
+        opening, forms = rng.choice(
+            (
+                ("kurz vor", ("shortly before", "just before")),
+                ("kurz nach", ("shortly after", "just after")),
+                ("gegen", ("around", "at about")),
+            )
+        )
+        return Phrase(
+            f"{opening} {german.number_to_german(hour)}", tuple(f"{form} {spelt}" for form in forms)
+        )
+    minute = rng.choice((0, 0, 0, 30, 30, 30, 15, 15, 45, 45, 5, 10, 20, 25, 35, 40, 50, 55))
+    spoken = rng.choice(german.clock_to_german(hour, minute))
+    in_words = english.clock_to_english(hour, minute)
+    if minute:
+        forms = (in_words, f"{hour}:{minute:02d}")
+    else:
+        forms = (
+            in_words,
+            *(english.clock_24h_to_english(h, 0) for h in (hour % 12, hour % 12 + 12)),
+        )
+    return Phrase(f"um {spoken}", tuple(f"at {form}" for form in forms))
+
+
+def _day_part_clock(rng: Random) -> Phrase:
+    part, hours = rng.choice(_DAY_PARTS)
+    hour = rng.choice(hours)
+    minute = rng.choice((0, 0, 30, 15, 45))
+    spoken = rng.choice(german.clock_to_german((hour - 1) % 12 + 1, minute))
+    return Phrase(f"um {spoken} {part}", (f"at {english.clock_24h_to_english(hour, minute)}",))
+
+
+def _clock_24h(rng: Random) -> Phrase:
+    in_words = rng.random() < 0.4
+    # Spoken hours up to twelve leave the half of the day open, written ones do not.
+    hour = rng.randint(13 if in_words else 0, 23)
+    minute = rng.choice((0, 15, 30, 45, rng.randint(1, 59)))
+    shown = german.clock_24h_to_german(hour, minute, in_words=in_words, mark=rng.choice(".:"))
+    return Phrase(f"um {shown}", (f"at {english.clock_24h_to_english(hour, minute)}",))
+
+
+def price(rng: Random, lowest: int, highest: int) -> Phrase:
+    """Return a price between two amounts of whole euros, with cents only below 100 euros."""
+    euros = rng.randint(lowest, highest)
+    in_words = rng.random() < 0.65
+    if euros >= 100:
+        # Round amounts, which also keeps clear of "hunderteins Euro".
+        euros -= euros % 10
+        return Phrase(
+            german.price_to_german(euros, 0, in_words=in_words),
+            (english.price_to_english(euros, 0),),
+        )
+    cents = rng.choice((0, 50, 99, rng.randrange(10, 100, 5), rng.randint(10, 99)))
+    if not euros and not cents:
+        cents = 50
+    digits = english.price_to_english(euros, cents)
+    if not in_words:
+        return Phrase(german.price_to_german(euros, cents, in_words=False), (digits,))
+    if not euros:
+        digits = f"{cents} cents"
+    return Phrase(
+        german.price_to_german(euros, cents, in_words=True),
+        (digits, english.price_to_english_words(euros, cents)),
+    )
