@@ -1,0 +1,76 @@
+"""The demo: its whole job in a short run, its judgement, and what it does when a step fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import commands
+
+SCRIPT = commands.ROOT / "examples" / "demo" / "run.py"
+
+_spec = importlib.util.spec_from_file_location("demo_run", SCRIPT)
+demo = importlib.util.module_from_spec(_spec)
+sys.modules["demo_run"] = demo
+_spec.loader.exec_module(demo)
+
+
+def run_demo(*args: object) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *map(str, args)], text=True, capture_output=True
+    )
+
+
+def test_one_epoch_from_corpus_to_score(tmp_path: Path) -> None:
+    """One epoch instead of four: not good yet, but every step has done its work."""
+    result = run_demo("--out", tmp_path / "run", "--epochs", 1)
+    assert result.returncode == 0, result.stdout + result.stderr
+    figures = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert figures["bleu"] > 30
+    assert figures["signature"].startswith("nrefs:1|case:mixed")
+    assert f"transformer_deterministic: BLEU {figures['bleu']:.1f}" in result.stdout
+    assert len((tmp_path / "run" / "translations.txt").read_text().splitlines()) == 500
+    assert len(result.stdout.splitlines()) < 30  # a terminal screen
+
+
+def test_a_failing_step_shows_its_log(tmp_path: Path) -> None:
+    result = run_demo("--out", tmp_path / "run", "--arch", "transformer_magic")
+    assert result.returncode == 1
+    assert "invalid choice: 'transformer_magic'" in result.stderr
+    assert result.stderr.splitlines()[-1] == (
+        f"run.py: error: step train failed; its whole log is in {tmp_path}/run/logs/train.log"
+    )
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_only_its_own_files_are_made_afresh(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(demo.DemoError, match="holds other files"):
+        demo.prepare_folder(tmp_path)
+    own = tmp_path / "run"
+    demo.prepare_folder(own)
+    (own / "result.json").write_text("{}")
+    (own / "notes.txt").write_text("precious")
+    demo.prepare_folder(own)
+    assert not (own / "result.json").exists()
+    assert (own / "notes.txt").read_text() == "precious"
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+def test_every_right_translation_counts() -> None:
+    records = [
+        {"en": "at 2:30", "references": ["at half past two", "at 2:30"], "ambiguous": True},
+        {"en": "May 3", "references": ["May 3", "3 May"], "ambiguous": True},
+        {"en": "room 12", "references": ["room 12"], "ambiguous": False},
+        {"en": "room 13", "references": ["room 13"], "ambiguous": False},
+    ]
+    score = demo.judge(records, ["at half past two", "May 4", "room 12", "room 13"])
+    assert (score.share_ambiguous, score.share_unambiguous) == (0.5, 1.0)
+    perfect = demo.judge(records, [record["en"] for record in records])
+    assert perfect.bleu == pytest.approx(100)
+    assert score.bleu < 100
