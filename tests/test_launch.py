@@ -40,13 +40,21 @@ def test_user_dir_absolute_from_elsewhere(translation_data: Path, tmp_path: Path
 
 
 def test_user_dir_pip_installed(translation_data: Path, tmp_path: Path) -> None:
-    """The package as pip would lay it out: no clone around it, beside fairseq on the path."""
-    site = tmp_path / "site"
-    shutil.copytree(
-        commands.USER_DIR, site / "fairseq_stochattn", ignore=shutil.ignore_patterns("__pycache__")
+    """Installed by pip away from the clone: whole, and found by the path it prints."""
+    source, site = tmp_path / "source", tmp_path / "site"
+    ignore = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info", "build", "demo-run")
+    shutil.copytree(commands.ROOT, source, ignore=ignore)
+    offline = ("--no-index", "--no-deps", "--no-build-isolation")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", *offline, "--target", site, source],
+        check=True,
+        capture_output=True,
     )
+    installed = site / "fairseq_stochattn"
+    expected = {p.relative_to(commands.USER_DIR) for p in commands.USER_DIR.rglob("*.py")}
+    assert {p.relative_to(installed) for p in installed.rglob("*.py")} == expected
     listing = subprocess.run(
-        [sys.executable, "-c", "from fairseq_stochattn.cli import methods_main; methods_main()"],
+        [sys.executable, site / "bin" / "stochattn-methods"],
         cwd=tmp_path,
         text=True,
         capture_output=True,
@@ -54,30 +62,8 @@ def test_user_dir_pip_installed(translation_data: Path, tmp_path: Path) -> None:
     )
     assert listing.returncode == 0, listing.stderr[-2000:]
     user_dir = listing.stdout.splitlines()[0].split(" ", 1)[1]
-    assert Path(user_dir) == site / "fairseq_stochattn"
+    assert Path(user_dir) == installed
     train_in(tmp_path, user_dir, translation_data, tmp_path / "run", PYTHONPATH=str(site))
-
-
-def test_wheel_holds_the_whole_package(tmp_path: Path) -> None:
-    """What is installed by pip is what is in the tree."""
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in ("setup.py", "README.md"):
-        shutil.copy(commands.ROOT / name, source)
-    shutil.copytree(
-        commands.USER_DIR,
-        source / "fairseq_stochattn",
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
-    subprocess.run(
-        [sys.executable, "setup.py", "-q", "build", "--build-base", str(tmp_path / "build")],
-        cwd=source,
-        check=True,
-        capture_output=True,
-    )
-    built = tmp_path / "build" / "lib" / "fairseq_stochattn"
-    expected = {p.relative_to(commands.USER_DIR) for p in commands.USER_DIR.rglob("*.py")}
-    assert {p.relative_to(built) for p in built.rglob("*.py")} == expected
 
 
 HYDRA = """
