@@ -163,6 +163,20 @@ def test_half_precision(backbone: str, method: str) -> None:
 
 
 @every_pair
+def test_autocast(backbone: str, method: str) -> None:
+    """torch's mixed precision (what ``--amp`` switches on for GPUs), here with bfloat16."""
+    model = build(backbone, method)
+    full = zoo.run(model, backbone, SOURCES, TARGETS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = zoo.run(model, backbone, SOURCES, TARGETS)
+        loss = zoo.run(model.train(), backbone, SOURCES, TARGETS).float().square().mean()
+    found = [zoo.real_positions(out, backbone, rows_of(backbone)).float() for out in (mixed, full)]
+    assert (found[0] - found[1]).abs().mean() < 0.05
+    loss.backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@every_pair
 def test_seed_decides_everything(backbone: str, method: str) -> None:
     model = build(backbone, method)
     assert torch.equal(*(zoo.run(model, backbone, SOURCES, TARGETS) for _ in range(2)))
