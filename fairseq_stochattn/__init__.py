@@ -13,6 +13,7 @@ from fairseq_stochattn import compat  # noqa: E402
 
 compat.load_checkpoints_safely()
 compat.restore_numpy_alias()
+compat.keep_last_batch()
 
 from fairseq_stochattn import attention, criterions, models  # noqa: E402
 

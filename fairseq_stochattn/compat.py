@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq import checkpoint_utils
+from fairseq.data import data_utils
 from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
 from omegaconf import AnyNode, DictConfig, ListConfig
 from omegaconf.base import ContainerMetadata, Metadata
@@ -81,6 +82,30 @@ def restore_numpy_alias() -> None:
     """
     if not hasattr(np, "compat"):
         np.compat = SimpleNamespace(long=int)
+
+
+def keep_last_batch() -> None:
+    """fairseq-fixed drops the last batch unless it fills --required-batch-size-multiple (8).
+
+    Batches are sorted by length, so the longest sentences would never be trained on, and
+    fairseq-generate would leave them out of the translation and of BLEU. 0.12.2 keeps them.
+    """
+    plain = data_utils.batch_by_size
+    if getattr(plain, "keeps_last_batch", False):
+        return
+
+    @wraps(plain)
+    def batch_by_size(indices: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        if not isinstance(indices, np.ndarray):
+            indices = np.fromiter(indices, dtype=np.int64, count=-1)
+        if len(indices) == 0 or kwargs.get("fixed_shapes") is not None:
+            return plain(indices, *args, **kwargs) if len(indices) else []
+        batches = list(plain(indices, *args, **kwargs))
+        kept = sum(map(len, batches))  # batches are consecutive parts of the indices
+        return batches if kept == len(indices) else [*batches, indices[kept:]]
+
+    batch_by_size.keeps_last_batch = True
+    data_utils.batch_by_size = batch_by_size
 
 
 def use_own_attention_in_eval(layers: Iterable[nn.Module]) -> None:

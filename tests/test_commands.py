@@ -206,6 +206,22 @@ def test_validate(translation_data: Path, plain_run: Path, tmp_path: Path) -> No
     assert found[1:] == pytest.approx([found[0]] * 2, abs=1e-3)
 
 
+@pytest.mark.parametrize("count", [5, 37])
+def test_every_sentence_is_translated(
+    count: int, text: Path, translation_data: Path, plain_run: Path, tmp_path: Path
+) -> None:
+    """Also where the last batch does not fill a multiple of eight sentences."""
+    for side in ("src", "tgt"):
+        lines = (text / f"test.{side}").read_text().splitlines(keepends=True)[:count]
+        (tmp_path / f"few.{side}").write_text("".join(lines))
+    dictionary = ("--srcdict", translation_data / "dict.src.txt", "--joined-dictionary")
+    few = ("-s", "src", "-t", "tgt", "--testpref", tmp_path / "few")
+    commands.preprocess(*few, *dictionary, out=tmp_path / "data")
+    output = commands.generate(tmp_path / "data", plain_run / "checkpoint_best.pt")
+    found = sorted(int(number) for number in re.findall(r"^H-(\d+)", output.text, re.M))
+    assert found == list(range(count))
+
+
 def test_eval_lm(lm_data: Path, tmp_path: Path) -> None:
     model = ("--arch", "transformer_lm_deterministic", *sizes.TRANSFORMER_LM, "--max-epoch", 2)
     commands.train(lm_data, tmp_path, *model)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fairseq.data import data_utils
 from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
 from omegaconf import OmegaConf
 
@@ -52,6 +53,22 @@ def test_loader_is_wrapped_once() -> None:
 
 def test_numpy_alias_that_fairseq_reads() -> None:
     assert np.zeros(2, dtype=np.compat.long).dtype == np.dtype(int)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 37, 64])
+def test_no_sentence_is_left_out_of_the_batches(count: int) -> None:
+    """fairseq-fixed alone drops up to seven sentences here, the longest ones."""
+    lengths = np.sort(np.random.RandomState(0).randint(1, 20, count))
+    batches = data_utils.batch_by_size(
+        np.arange(count),
+        num_tokens_fn=lambda index: lengths[index],
+        max_tokens=80,
+        required_batch_size_multiple=8,
+    )
+    assert np.concatenate(batches).tolist() == list(range(count))
+    for batch in batches:
+        assert len(batch) * lengths[batch].max() <= 80
+        assert len(batch) % 8 == 0 or len(batch) < 8
 
 
 def test_fused_encoder_path_of_0_12_2_is_switched_off() -> None:
