@@ -54,8 +54,7 @@ TRAIN_OPTIONS = (
     *("--batch-size", str(SENTENCES_PER_UPDATE), "--no-epoch-checkpoints"),
     *("--log-format", "json", "--log-interval", "100"),
 )
-# By default this fairseq leaves out the last sentences when they do not fill a multiple of eight.
-DATA_OPTIONS = ("--num-workers", "0", "--required-batch-size-multiple", "1")
+DATA_OPTIONS = ("--num-workers", "0")
 
 
 class DemoError(Exception):
