@@ -22,7 +22,7 @@ $(READY): setup.py constraints.txt
 	@echo "  [2/3] fairseq (compiled here, about 4 minutes)"
 	@$(PIP) --no-build-isolation fairseq-fixed
 	@echo "  [3/3] fairseq_stochattn with its extras"
-	@$(PIP) --no-build-isolation --editable '.[analysis,pretrained,dev]'
+	@$(PIP) --no-build-isolation --editable '.[data,analysis,pretrained,dev]'
 	@touch $@
 
 demo: $(READY) ## train and evaluate a small German→English model, offline, in minutes

@@ -1,0 +1,66 @@
+"""Any parallel corpus in text files, PREFIX.de and PREFIX.en (or .gz, .bz2, .xz) for each split.
+
+python data-prep/prepare_pairs.py --out data-bin/mine --source-lang de --target-lang en \\
+    --train corpus/train --valid corpus/valid --test corpus/test
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from steps.command import main_of, parser_for, prepare_translation
+from steps.errors import PrepError
+from steps.lines import Report, TextFile, read_pairs
+from steps.translation import SPLITS, Recipe
+
+
+def find(prefix: str, language: str) -> Path:
+    """PREFIX.de, or the same compressed."""
+    candidates = [Path(f"{prefix}.{language}{end}") for end in ("", ".gz", ".bz2", ".xz")]
+    for path in candidates:
+        if path.is_file():
+            return path
+    raise PrepError(f"{candidates[0]} does not exist (nor .gz, .bz2, .xz)")
+
+
+def run(argv: Sequence[str] | None) -> None:
+    defaults = Recipe()
+    parser = parser_for(__doc__.splitlines()[0], defaults, downloads=False)
+    parser.add_argument("--source-lang", required=True)
+    parser.add_argument("--target-lang", required=True)
+    for split in SPLITS:
+        parser.add_argument(f"--{split}", required=split != "test", help="prefix of its two files")
+    parser.add_argument("--raw", action="store_true", help="no Moses tokens: the text as it is")
+    parser.add_argument("--keep-case", action="store_true", help="do not lower-case")
+    parser.add_argument("--max-tokens", type=int, default=defaults.max_tokens)
+    parser.add_argument("--ratio", type=float, default=defaults.ratio, help="of the two lengths")
+    args = parser.parse_args(argv)
+    recipe = Recipe(
+        args.source_lang,
+        args.target_lang,
+        moses=not args.raw,
+        lowercase=not args.keep_case,
+        subwords=args.subwords,
+        size=args.size,
+        max_tokens=args.max_tokens,
+        ratio=args.ratio,
+    )
+    prefixes = {split: getattr(args, split) for split in SPLITS if getattr(args, split)}
+    files = {s: [find(prefix, lang) for lang in recipe.languages] for s, prefix in prefixes.items()}
+
+    def read() -> dict:
+        corpus = {}
+        for split, sides in files.items():
+            report = Report()
+            corpus[split] = read_pairs(*map(TextFile, sides), report), report
+        return corpus
+
+    prepare_translation(args, recipe, [path for sides in files.values() for path in sides], read)
+
+
+main = main_of(run)
+
+if __name__ == "__main__":
+    sys.exit(main())

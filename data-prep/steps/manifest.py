@@ -1,0 +1,92 @@
+"""The manifest beside an output: what it was made of and by; and outputs that are whole or absent.
+
+Everything is made in a hidden folder beside the output, which gets its name when all is done. A
+second call with the same arguments and sources finds the manifest and does nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from steps.errors import PrepError
+from steps.fetch import sha256_of
+
+NAME = "manifest.json"
+PACKAGES = ("fairseq-fixed", "sacremoses", "subword-nmt", "sentencepiece", "numpy", "torch")
+
+
+def describe_sources(files: Iterable[Path]) -> dict[str, str]:
+    """SHA-256 of every source, by name: what the corpus was really made of."""
+    found = {}
+    for file in sorted(set(files)):
+        if not file.is_file():
+            raise PrepError(f"{file} does not exist")
+        found[file.name] = sha256_of(file)
+    return found
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def make_output(
+    out: Path,
+    arguments: dict[str, Any],
+    sources: Iterable[Path],
+    make: Callable[[Path], dict[str, Any]],
+    force: bool = False,
+) -> dict[str, Any]:
+    """Let ``make`` fill ``out`` unless it is there already; return its manifest.
+
+    ``make`` gets a folder to write to and returns figures for the manifest.
+    """
+    asked = {"arguments": arguments, "sources": describe_sources(sources)}
+    done = _read(out / NAME)
+    if done is not None and not force:
+        if {key: done.get(key) for key in asked} == asked:
+            return {**done, "fresh": False}
+        raise PrepError(f"{out} was made with other arguments or sources (--force makes it anew)")
+    if out.exists() and any(out.iterdir()) and done is None:
+        raise PrepError(f"{out} holds other files: name a new folder")
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        figures = make(partial)
+        files = sorted(p for p in partial.rglob("*") if p.is_file())
+        listing = {
+            str(p.relative_to(partial)): {"bytes": p.stat().st_size, "sha256": sha256_of(p)}
+            for p in files
+        }
+        manifest = {**asked, **figures, "versions": versions(), "files": listing}
+        text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+        (partial / NAME).write_text(text, encoding="utf-8")
+        if out.exists():
+            shutil.rmtree(out)
+        partial.replace(out)
+    except OSError as error:
+        raise PrepError(f"{out}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return {**manifest, "fresh": True}
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise PrepError(f"{path} is damaged: delete its folder to make it anew") from None

@@ -1,0 +1,261 @@
+"""prepare_* for translation: the recipe token for token, restartable, whole or absent."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from fairseq.data import Dictionary, data_utils
+
+import commands
+import prepare_multi30k
+import prepare_pairs
+import prepare_tatoeba
+from steps.lines import Report, TextFile
+from steps.parallel import map_chunks
+
+SHARED = commands.ROOT.parent / "shared" / "data"
+GERMAN = [
+    "Zwei junge Männer sind im Freien, in der Nähe vieler Büsche.",
+    'Ein "Mann" & eine Frau: 3,50 Euro!',
+    "Der Hund läuft <schnell> über die Straße.",
+    "Ein Kind spielt, das andere schläft.",
+]
+ENGLISH = [
+    "Two young men are outside near many bushes.",
+    'A "man" & a woman don\'t pay 3.50 euros!',
+    "The dog runs <fast> across the street.",
+    "One child plays, the other one sleeps.",
+]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Forty varied pairs a split, plain text."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for split, start in (("train", 0), ("valid", 100), ("test", 200)):
+        for lang, sentences in (("de", GERMAN), ("en", ENGLISH)):
+            rows = [f"{sentences[i % 4]} {start + i}" for i in range(40)]
+            (folder / f"{split}.{lang}").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return folder
+
+
+def flags(corpus: Path, out: Path, *more: object) -> list[str]:
+    splits = [x for s in ("train", "valid", "test") for x in (f"--{s}", corpus / s)]
+    languages = ("--source-lang", "de", "--target-lang", "en")
+    given = ("--out", out, *languages, *splits, "--size", 60, "--workers", 2, *more)
+    return [str(argument) for argument in given]
+
+
+def decoded(folder: Path, split: str, lang: str) -> list[str]:
+    dictionary = Dictionary.load(str(folder / f"dict.{lang}.txt"))
+    data = data_utils.load_indexed_dataset(str(folder / f"{split}.de-en.{lang}"), dictionary)
+    return [dictionary.string(row) for row in data]
+
+
+def reference(corpus: Path, folder: Path) -> Path:
+    """The shell pipeline: sacremoses | lower | subword-nmt | fairseq-preprocess."""
+    folder.mkdir()
+    script = """
+set -e -o pipefail
+for lang in de en; do for split in train valid test; do
+  sacremoses -l $lang -q tokenize < $1/$split.$lang 2>/dev/null \\
+    | python3 -c 'import sys; [print(x.rstrip("\\n").lower()) for x in sys.stdin]' \\
+    > $2/$split.tok.$lang
+done; done
+cat $2/train.tok.de $2/train.tok.en | subword-nmt learn-bpe -s 60 > $2/codes 2>/dev/null
+for lang in de en; do for split in train valid test; do
+  subword-nmt apply-bpe -c $2/codes < $2/$split.tok.$lang > $2/$split.$lang
+done; done
+fairseq-preprocess -s de -t en --joined-dictionary --trainpref $2/train --validpref $2/valid \\
+  --testpref $2/test --destdir $2/bin > /dev/null 2>&1
+"""
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+    subprocess.run(
+        ["bash", "-c", script, "bash", str(corpus), str(folder)], check=True, env=environment
+    )
+    return folder / "bin"
+
+
+def test_equals_the_shell_pipeline_token_for_token(corpus: Path, tmp_path: Path) -> None:
+    assert prepare_pairs.main(flags(corpus, tmp_path / "ours", "--ratio", 0)) == 0
+    theirs = reference(corpus, tmp_path / "theirs")
+    ours = tmp_path / "ours"
+    assert (ours / "dict.de.txt").read_text() == (theirs / "dict.de.txt").read_text()
+    for split in ("train", "valid", "test"):
+        for lang in ("de", "en"):
+            assert decoded(ours, split, lang) == decoded(theirs, split, lang)
+    assert "@@" in " ".join(decoded(ours, "train", "de"))
+    assert "&quot;" in " ".join(decoded(ours, "train", "en")).replace("@@ ", "")
+
+
+@pytest.mark.parametrize("kind", ["spm-unigram", "spm-bpe", "none"])
+def test_other_subwords(kind: str, corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    more = ("--subwords", kind, "--size", 90, "--raw", "--keep-case")
+    assert prepare_pairs.main(flags(corpus, out, *more)) == 0
+    found = decoded(out, "train", "de")[0]
+    text = found.replace(" ", "").replace("▁", " ").strip() if kind != "none" else found
+    assert text == f"{GERMAN[0]} 0"
+    assert (out / "spm.model").exists() == (kind != "none")
+
+
+def test_second_call_does_nothing(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    assert prepare_pairs.main(flags(corpus, out)) == 0
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+    assert prepare_pairs.main(flags(corpus, out)) == 0
+    assert "complete already, nothing to do" in capsys.readouterr().out
+    assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
+    assert prepare_pairs.main(flags(corpus, out, "--size", 50)) == 1
+    assert "made with other arguments" in capsys.readouterr().err
+    assert prepare_pairs.main(flags(corpus, out, "--size", 50, "--force")) == 0
+    assert json.loads((out / "manifest.json").read_text())["arguments"]["size"] == 50
+    with (corpus / "train.de").open("a") as file:
+        file.write("Neu.\n")
+    assert prepare_pairs.main(flags(corpus, out, "--size", 50)) == 1
+
+
+def test_summary_and_manifest_tell_what_happened(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    train = {lang: (corpus / f"train.{lang}").read_text().splitlines() for lang in ("de", "en")}
+    extra = [
+        ("", "Nothing."),
+        ("wort " * 200, "word " * 200),
+        ("ein", "a b c d e"),
+        (train["de"][0], train["en"][0]),
+    ]
+    for lang, index in (("de", 0), ("en", 1)):
+        rows = [*train[lang], *(pair[index] for pair in extra)]
+        (corpus / f"train.{lang}").write_bytes("\r\n".join(rows).encode())
+        held = (corpus / f"valid.{lang}").read_text() + train[lang][0] + "\n"
+        (corpus / f"valid.{lang}").write_text(held)
+    assert prepare_pairs.main(flags(corpus, tmp_path / "out")) == 0
+    figures = json.loads((tmp_path / "out" / "manifest.json").read_text())["splits"]
+    assert figures["train"]["kept"] == 41
+    assert figures["train"]["dropped"] == {
+        "empty or too short": 1,
+        "too long": 1,
+        "lengths too different": 1,
+    }
+    assert figures["train"]["duplicates"] == 1
+    assert figures["train"]["mended"] == {"CR at the line end": 86}
+    assert figures["valid"]["seen_in_train"] == 1
+    printed = capsys.readouterr().out
+    assert "1 duplicates (kept)" in printed
+    assert "1 pairs that are in train too" in printed
+
+
+@pytest.mark.parametrize("damage", ["unequal", "missing", "empty", "cut off", "too many pieces"])
+def test_failures_leave_no_output(
+    damage: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    more: tuple = ()
+    if damage == "unequal":
+        with (corpus / "train.de").open("a") as file:
+            file.write("Eine Zeile zu viel.\n")
+    elif damage == "missing":
+        (corpus / "valid.en").unlink()
+    elif damage == "empty":
+        for lang in ("de", "en"):
+            (corpus / f"train.{lang}").write_text("")
+    elif damage == "cut off":
+        whole = gzip.compress((corpus / "train.de").read_bytes())
+        (corpus / "train.de").unlink()
+        (corpus / "train.de.gz").write_bytes(whole[:-20])
+    else:
+        more = ("--subwords", "spm-unigram", "--size", 5000)
+    assert prepare_pairs.main(flags(corpus, tmp_path / "out", *more)) == 1
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    causes = {
+        "unequal": "they do not pair",
+        "missing": "valid.en does not exist",
+        "empty": "the train set has no sentence left of 0",
+        "cut off": "train.de.gz is cut off or damaged",
+        "too many pieces": "sentencepiece cannot learn 5000 pieces",
+    }
+    assert causes[damage] in message
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["text"]
+
+
+def test_full_disk(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", str(disk)])
+    if mounted.returncode:
+        pytest.skip("no right to mount a small disk here")
+    try:
+        assert prepare_pairs.main(flags(corpus, disk / "out")) == 1
+        assert "No space left on device" in capsys.readouterr().err
+        assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_multi30k_in_miniature(tmp_path: Path) -> None:
+    """Files with the corpus' own names, from --from; trains as it stands."""
+    folder = tmp_path / "from"
+    folder.mkdir()
+    for name in prepare_multi30k.SPLITS.values():
+        for lang, sentences in (("de", GERMAN), ("en", ENGLISH)):
+            rows = [f"{sentences[i % 4]} {i % 7}" for i in range(24)]
+            (folder / f"{name}.{lang}.gz").write_bytes(gzip.compress("\n".join(rows).encode()))
+    arguments = ["--out", str(tmp_path / "out"), "--from", str(folder), "--size", "60"]
+    assert prepare_multi30k.main(arguments) == 0
+    small = ("--encoder-embed-dim", 16, "--decoder-embed-dim", 16, "--share-all-embeddings")
+    more = ("--arch", "transformer_deterministic_tiny", *small, "--max-update", 2)
+    output = commands.train(tmp_path / "out", tmp_path / "run", *more)
+    assert len(output.losses()) == 2
+
+
+def test_tatoeba_never_leaks_an_english_side(tmp_path: Path) -> None:
+    rows = [f"{ENGLISH[i % 4]} {i // 3}\t{GERMAN[i % 4]} {i}\tCC" for i in range(1500)]
+    folder = tmp_path / "from"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "deu-eng.zip", "w") as archive:
+        archive.writestr("deu.txt", "\n".join(rows) + "\n")
+    arguments = ["--out", str(tmp_path / "out"), "--from", str(folder), "--size", "60"]
+    assert prepare_tatoeba.main(arguments) == 0
+    sides = {s: set(decoded(tmp_path / "out", s, "en")) for s in ("train", "valid", "test")}
+    assert all(sides.values())
+    assert not sides["train"] & (sides["valid"] | sides["test"])
+    assert not sides["valid"] & sides["test"]
+    total = sum(len(decoded(tmp_path / "out", split, "en")) for split in sides)
+    assert total == 1500
+    file = TextFile(folder / "deu-eng.zip", "deu.txt")
+    first = next(prepare_tatoeba.read_split(file, "train", Report()))
+    assert first == (f"{GERMAN[0]} 0", f"{ENGLISH[0]} 0")
+
+
+def test_the_stream_is_read_no_faster_than_it_is_used() -> None:
+    """Two million lines, of which the pool may hold only a few chunks."""
+    read: list[int] = []
+
+    def endless():
+        for number in range(2_000_000):
+            read.append(number)
+            yield number
+
+    results = map_chunks(_doubler, (), endless(), workers=2)
+    assert [next(results) for _ in range(5)] == [0, 2, 4, 6, 8]
+    assert len(read) < 20_000
+    results.close()
+
+
+def _doubler():
+    return lambda chunk: [2 * item for item in chunk]
+
+
+def test_addresses_have_checksums() -> None:
+    for remote in (*prepare_multi30k.REMOTES, prepare_tatoeba.REMOTE):
+        assert re.fullmatch(r"[0-9a-f]{64}", remote.sha256)
