@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from steps.command import main_of, parser_for, prepare_translation, sources
+from steps.command import main_of, parser_for, prepare_translation, recipe_of, sources
 from steps.fetch import Remote
 from steps.lines import Report, TextFile, read_pairs
 from steps.translation import Recipe
@@ -27,14 +27,14 @@ REMOTES = [Remote(f"{ADDRESS}/{name}.gz", sha256) for name, sha256 in SHA256.ite
 
 
 def run(argv: Sequence[str] | None) -> None:
-    defaults = Recipe(size=8_000)
+    defaults = Recipe(size=8_000, ratio=0)
     parser = parser_for(__doc__.splitlines()[0], defaults, downloads=True)
     parser.add_argument(
         "--source-lang", choices=("de", "en"), default="de", help="the other: target"
     )
     args = parser.parse_args(argv)
     target_lang = "en" if args.source_lang == "de" else "de"
-    recipe = Recipe(args.source_lang, target_lang, subwords=args.subwords, size=args.size, ratio=0)
+    recipe = recipe_of(args, args.source_lang, target_lang)
     files = sources(REMOTES, args)
 
     def read() -> dict:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from steps.command import main_of, parser_for, prepare_translation
+from steps.command import main_of, parser_for, prepare_translation, recipe_of
 from steps.errors import PrepError
 from steps.lines import Report, TextFile, read_pairs
 from steps.translation import SPLITS, Recipe
@@ -26,26 +26,20 @@ def find(prefix: str, language: str) -> Path:
 
 
 def run(argv: Sequence[str] | None) -> None:
-    defaults = Recipe()
-    parser = parser_for(__doc__.splitlines()[0], defaults, downloads=False)
+    parser = parser_for(__doc__.splitlines()[0], Recipe(), downloads=False)
     parser.add_argument("--source-lang", required=True)
     parser.add_argument("--target-lang", required=True)
     for split in SPLITS:
         parser.add_argument(f"--{split}", required=split != "test", help="prefix of its two files")
     parser.add_argument("--raw", action="store_true", help="no Moses tokens: the text as it is")
     parser.add_argument("--keep-case", action="store_true", help="do not lower-case")
-    parser.add_argument("--max-tokens", type=int, default=defaults.max_tokens)
-    parser.add_argument("--ratio", type=float, default=defaults.ratio, help="of the two lengths")
     args = parser.parse_args(argv)
-    recipe = Recipe(
+    recipe = recipe_of(
+        args,
         args.source_lang,
         args.target_lang,
         moses=not args.raw,
         lowercase=not args.keep_case,
-        subwords=args.subwords,
-        size=args.size,
-        max_tokens=args.max_tokens,
-        ratio=args.ratio,
     )
     prefixes = {split: getattr(args, split) for split in SPLITS if getattr(args, split)}
     files = {s: [find(prefix, lang) for lang in recipe.languages] for s, prefix in prefixes.items()}

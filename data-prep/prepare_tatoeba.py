@@ -11,7 +11,7 @@ import hashlib
 import sys
 from collections.abc import Iterator, Sequence
 
-from steps.command import main_of, parser_for, prepare_translation, sources
+from steps.command import main_of, parser_for, prepare_translation, recipe_of, sources
 from steps.errors import PrepError
 from steps.fetch import Remote
 from steps.lines import Report, TextFile, read_lines
@@ -44,9 +44,9 @@ def read_split(file: TextFile, split: str, report: Report) -> Iterator[tuple[str
 
 
 def run(argv: Sequence[str] | None) -> None:
-    parser = parser_for(__doc__.splitlines()[0], Recipe(size=8_000), downloads=True)
+    parser = parser_for(__doc__.splitlines()[0], Recipe(size=8_000, ratio=0), downloads=True)
     args = parser.parse_args(argv)
-    recipe = Recipe("de", "en", subwords=args.subwords, size=args.size)
+    recipe = recipe_of(args, "de", "en")
     archive = sources([REMOTE], args)[REMOTE.name]
     file = TextFile(archive, MEMBER)
 

@@ -37,10 +37,34 @@ def parser_for(description: str, defaults: translation.Recipe, downloads: bool) 
         )
     parser.add_argument("--subwords", choices=subwords.KINDS, default=defaults.subwords)
     parser.add_argument("--size", type=int, default=defaults.size, help="merges or pieces")
+    parser.add_argument(
+        "--max-tokens", type=int, default=defaults.max_tokens, help="longer training pairs go"
+    )
+    parser.add_argument(
+        "--ratio",
+        type=float,
+        default=defaults.ratio,
+        help="training pairs whose lengths differ more go; 0: none, default: %(default)s",
+    )
     parser.add_argument("--workers", type=int, default=usable_cores(), help="default: all cores")
     parser.add_argument("--keep-text", action="store_true", help="keep tokens and subwords as text")
     parser.add_argument("--force", action="store_true", help="make an existing output anew")
     return parser
+
+
+def recipe_of(
+    args: argparse.Namespace, source_lang: str, target_lang: str, **more: Any
+) -> translation.Recipe:
+    """The recipe that the common arguments ask for."""
+    return translation.Recipe(
+        source_lang,
+        target_lang,
+        subwords=args.subwords,
+        size=args.size,
+        max_tokens=args.max_tokens,
+        ratio=args.ratio,
+        **more,
+    )
 
 
 def sources(remotes: Sequence[Remote], args: argparse.Namespace) -> dict[str, Path]:

@@ -38,8 +38,8 @@ LOG_LINES_SHOWN = 15
 LOG_WIDTH_SHOWN = 240
 EXAMPLE_KINDS = ("schedule", "clock", "price", "date", "number")
 
-# Eight narrow heads learn to copy digits in order much sooner than four wide ones, and many small
-# updates sooner than few large ones; both matter more here than the size of the model.
+# Small enough for one core; no dropout, which costs time and is not needed: after four epochs the
+# loss on unseen sentences is that on the training part.
 MODEL_OPTIONS = (
     *("--encoder-layers", "2", "--decoder-layers", "2"),
     *("--encoder-embed-dim", "128", "--decoder-embed-dim", "128"),
@@ -178,8 +178,8 @@ class Demo:
         self.run_logged(command, log)
 
     def train(self, log: Path) -> None:
-        # In so short a training, a rate that falls to nothing counts for more than any other
-        # choice; it has to know the number of updates beforehand.
+        # A rate that falls to nothing ends so short a training better than inverse_sqrt (README);
+        # it has to know the number of updates beforehand.
         updates = self.epochs * math.ceil(TRAIN_SENTENCES / SENTENCES_PER_UPDATE)
         command = [
             *(console_command("fairseq-train"), "data"),
