@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import commands
 import prepare_multi30k
 import prepare_pairs
 import prepare_tatoeba
+from steps.errors import PrepError
 from steps.lines import Report, TextFile
 from steps.parallel import map_chunks
 
@@ -188,6 +190,18 @@ def test_failures_leave_no_output(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["text"]
 
 
+def test_out_that_holds_other_files_or_is_one(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.tex").write_text("precious")
+    for out, cause in ((mine, "holds other files"), (mine / "thesis.tex", "is a file")):
+        assert prepare_pairs.main(flags(corpus, out, "--force")) == 1
+        assert cause in capsys.readouterr().err
+    assert (mine / "thesis.tex").read_text() == "precious"
+
+
 def test_full_disk(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -250,6 +264,15 @@ def test_the_stream_is_read_no_faster_than_it_is_used() -> None:
     assert [next(results) for _ in range(5)] == [0, 2, 4, 6, 8]
     assert len(read) < 20_000
     results.close()
+
+
+def test_a_dying_worker_is_an_error_and_no_hang() -> None:
+    with pytest.raises(PrepError, match="a worker process died"):
+        list(map_chunks(_dier, (), range(10_000), workers=2))
+
+
+def _dier():
+    return lambda chunk: os._exit(1)
 
 
 def _doubler():

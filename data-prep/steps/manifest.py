@@ -52,6 +52,8 @@ def make_output(
 
     ``make`` gets a folder to write to and returns figures for the manifest.
     """
+    if out.exists() and not out.is_dir():
+        raise PrepError(f"{out} is a file: name a folder")
     asked = {"arguments": arguments, "sources": describe_sources(sources)}
     done = _read(out / NAME)
     if done is not None and not force:

@@ -6,8 +6,12 @@ import multiprocessing
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from typing import Any, TypeVar
+
+from steps.errors import PrepError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -53,11 +57,16 @@ def map_chunks(
             yield from work(chunk)
         return
     context = multiprocessing.get_context("fork" if os.name == "posix" else None)
-    with context.Pool(workers, _start, (make_work, arguments)) as pool:
-        waiting: deque = deque()
+    pool = ProcessPoolExecutor(workers, context, _start, (make_work, arguments))
+    waiting: deque = deque()
+    try:
         for chunk in chunks(items):
-            waiting.append(pool.apply_async(_run, (chunk,)))
+            waiting.append(pool.submit(_run, chunk))
             if len(waiting) > 2 * workers:
-                yield from waiting.popleft().get()
+                yield from waiting.popleft().result()
         while waiting:
-            yield from waiting.popleft().get()
+            yield from waiting.popleft().result()
+    except BrokenProcessPool:
+        raise PrepError("a worker process died, perhaps for want of memory") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
