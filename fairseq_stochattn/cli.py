@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
+
+from fairseq.dataclass import FairseqDataclass
 
 import fairseq_stochattn
 from fairseq_stochattn.attention.method import METHODS
+from fairseq_stochattn.attention.stack import AttentionConfig
 from fairseq_stochattn.export import export
 from fairseq_stochattn.models.backbone import BACKBONES, PLAIN_ARCHS
 
@@ -25,7 +29,7 @@ def export_main(argv: Sequence[str] | None = None) -> int:
 
 
 def methods_main(argv: Sequence[str] | None = None) -> int:
-    """List the attention methods, the archs made of them, and the directory for --user-dir."""
+    """List the attention methods with their archs and flags, and the directory for --user-dir."""
     parser = argparse.ArgumentParser(prog="stochattn-methods", description=methods_main.__doc__)
     parser.add_argument("--archs", action="store_true", help="list every arch, presets included")
     args = parser.parse_args(argv)
@@ -35,8 +39,20 @@ def methods_main(argv: Sequence[str] | None = None) -> int:
         archs = [arch for arch in PLAIN_ARCHS if _is_arch_of(arch, name)]
         shown = archs if args.archs else [a for a in archs if PLAIN_ARCHS[a] in BACKBONES]
         print(f"\n{name}: {summary}")
-        print("\n".join(f"  --arch {arch}" for arch in shown))
+        print("\n".join([*(f"  --arch {arch}" for arch in shown), *_flags(method.Config)]))
+    # fairseq prints its own help before it knows the arch, so ours is nowhere else.
+    print("\nflags of every arch:")
+    print("\n".join(_flags(AttentionConfig)))
     return 0
+
+
+def _flags(config: type[FairseqDataclass]) -> list[str]:
+    own = [entry for entry in fields(config) if not entry.name.startswith("_")]
+    return [
+        f"  --{entry.name.replace('_', '-')}: {entry.metadata.get('help', '')} "
+        f"(default: {entry.default})"
+        for entry in own
+    ]
 
 
 def _is_arch_of(arch: str, method: str) -> bool:

@@ -181,6 +181,8 @@ def test_installed_commands(tmp_path: Path) -> None:
     assert listing.returncode == 0, listing.stderr
     for backbone in ("transformer", "transformer_lm", "lstm", "roberta"):
         assert f"--arch {backbone}_deterministic\n" in listing.stdout
+    for flag in ("--attention:", "--attention-sites:", "--attention-layers:"):
+        assert f"\n  {flag} " in listing.stdout
     every = commands.run("stochattn-methods", "--archs").stdout
     assert "--arch transformer_deterministic_iwslt_de_en" in every
     assert "--arch transformer_lm_deterministic_gpt2_small" in every

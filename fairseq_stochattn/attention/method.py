@@ -7,6 +7,7 @@ logits and weights (B, H, T, S); q (B, H, T, d); k (B, H, S, d).
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -116,7 +117,7 @@ class NamedLoss:
     mean: bool = False
 
 
-class AttentionMethod(nn.Module):
+class AttentionMethod(nn.Module, ABC):
     """Base of every method: ``forward(logits, cells) -> logits`` in one layer.
 
     A subclass sets ``Config`` (its flags, each prefixed with the method's name), ``sites`` and
@@ -142,8 +143,9 @@ class AttentionMethod(nn.Module):
         """Parameters that belong to the whole stack; found again as ``stack.shared[name]``."""
         return None
 
+    @abstractmethod
     def forward(self, logits: Tensor, cells: Cells) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} defines no forward")
+        """logits (B, H, T, S) → logits (B, H, T, S)."""
 
     @property
     def stochastic(self) -> bool:
