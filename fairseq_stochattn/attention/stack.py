@@ -34,7 +34,7 @@ class AttentionConfig(FairseqDataclass):
 
     attention: str = field(
         default="deterministic",
-        metadata={"help": "attention methods, comma-separated, applied in this order"},
+        metadata={"help": "methods, comma-separated, in order of application; archs differ in it"},
     )
     attention_sites: str = field(
         default="all",
