@@ -173,6 +173,23 @@ def test_beam_search(backbone: str, dropout: float) -> None:
             torch.testing.assert_close(one["score"], other["score"], rtol=1e-6, atol=1e-6)
 
 
+def test_unrepeated_keys_step_by_step() -> None:
+    """Beam search as BART asks for it: three hypotheses a sentence over one copy of its keys."""
+    found = []
+    for model in both("transformer"):
+        model.eval()
+        model.decoder.set_beam_size(3)
+        tokens = zoo.pad(SOURCES, left=True)
+        memory = model.encoder(tokens, src_lengths=tokens.ne(zoo.PAD).sum(1))
+        prefixes, state = torch.stack(zoo.sentences(*[5] * 3 * len(SOURCES))), {}
+        steps = [
+            model.decoder(prefixes[:, : t + 1], encoder_out=memory, incremental_state=state)[0]
+            for t in range(5)
+        ]
+        found.append(torch.cat(steps, dim=1))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)
+
+
 def test_layerdrop_leaves_no_layer_without_our_attention() -> None:
     options = {"encoder_layers": 8, "encoder_layerdrop": 0.9, "decoder_layerdrop": 0.9}
     model = zoo.build("transformer_deterministic", **options)

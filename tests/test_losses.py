@@ -95,6 +95,18 @@ def test_schedule_is_driven_by_updates(translation_data: Path, tmp_path: Path) -
     assert found == pytest.approx([0, 0.025, 0.05, 0.075, 0.1, 0.1], abs=1e-6)
 
 
+def test_a_loss_of_weight_zero_still_reaches_its_parameters() -> None:
+    """Before a schedule starts; a parameter without gradient would stall distributed training."""
+    model = zoo.build("roberta_toy", toy_weight=0.0).train()
+    zoo.run(model, "roberta", SOURCES, TARGETS)
+    extra, log = AttentionLosses.named_losses(None, model, sample_size=7)
+    extra.backward()
+    scales = [p for name, p in model.named_parameters() if name.endswith("log_scale")]
+    assert len(scales) == 3
+    assert all(p.grad is not None and not p.grad.any() for p in scales)
+    assert log["attention/toy_weight"] == 0
+
+
 def test_the_loss_trains_the_method(translation_data: Path, tmp_path: Path) -> None:
     flags = (*TOY, *sizes.TRANSFORMER, "--toy-weight", 10, "--max-update", 20, "--lr", 0.05)
     commands.train(translation_data, tmp_path, *flags)

@@ -116,8 +116,9 @@ class AttentionLosses(FairseqCriterion):
             if loss.weight is None:
                 continue
             log[f"{key}_weight"] = torch.as_tensor(loss.weight * sample_size)
-            if loss.weight:
-                extra = loss.weight * term if extra is None else extra + loss.weight * term
+            # Also with weight 0, before a schedule starts: DistributedDataParallel waits for a
+            # gradient of every parameter, those that only this loss reaches among them.
+            extra = loss.weight * term if extra is None else extra + loss.weight * term
         return extra, log
 
     @classmethod
