@@ -106,7 +106,10 @@ def cut_subwords(recipe: Recipe, tokens: Path, cut: Path, out: Path, workers: in
     subwords.learn(recipe.subwords, train, recipe.size, model)
     for file in sorted(tokens.iterdir()):
         arguments = (recipe.subwords, model)
-        with file.open(encoding="utf-8") as lines, (cut / file.name).open("w") as target:
+        with (
+            file.open(encoding="utf-8") as lines,
+            (cut / file.name).open("w", encoding="utf-8") as target,
+        ):
             stripped = (line.rstrip("\n") for line in lines)
             bar = tqdm(stripped, desc=f"{file.name}: subwords", leave=False, disable=None)
             for line in map_chunks(subwords.applier, arguments, bar, workers):
