@@ -281,4 +281,4 @@ def _doubler():
 
 def test_addresses_have_checksums() -> None:
     for remote in (*prepare_multi30k.REMOTES, prepare_tatoeba.REMOTE):
-        assert re.fullmatch(r"[0-9a-f]{64}", remote.sha256)
+        assert re.fullmatch(r"[0-9a-f]{64}", remote.checksum)

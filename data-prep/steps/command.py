@@ -24,8 +24,8 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
-def parser_for(description: str, defaults: translation.Recipe, downloads: bool) -> OneLineParser:
-    """The arguments every translation corpus has."""
+def common_parser(description: str, downloads: bool) -> OneLineParser:
+    """The arguments every script has; ``downloads`` where the corpus has an address."""
     parser = OneLineParser(description=description)
     parser.add_argument("--out", type=Path, required=True, help="folder for the binarised data")
     if downloads:
@@ -35,8 +35,26 @@ def parser_for(description: str, defaults: translation.Recipe, downloads: bool) 
         parser.add_argument(
             "--downloads", type=Path, default=Path("downloads"), help="default: %(default)s"
         )
+    parser.add_argument(
+        "--workers", type=positive, default=usable_cores(), help="default: all cores"
+    )
+    parser.add_argument("--keep-text", action="store_true", help="keep tokens and subwords as text")
+    parser.add_argument("--force", action="store_true", help="make an existing output anew")
+    return parser
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not positive")
+    return number
+
+
+def parser_for(description: str, defaults: translation.Recipe, downloads: bool) -> OneLineParser:
+    """The arguments every translation corpus has."""
+    parser = common_parser(description, downloads)
     parser.add_argument("--subwords", choices=subwords.KINDS, default=defaults.subwords)
-    parser.add_argument("--size", type=int, default=defaults.size, help="merges or pieces")
+    parser.add_argument("--size", type=positive, default=defaults.size, help="merges or pieces")
     parser.add_argument(
         "--max-tokens", type=int, default=defaults.max_tokens, help="longer training pairs go"
     )
@@ -46,9 +64,10 @@ def parser_for(description: str, defaults: translation.Recipe, downloads: bool) 
         default=defaults.ratio,
         help="training pairs whose lengths differ more go; 0: none, default: %(default)s",
     )
-    parser.add_argument("--workers", type=int, default=usable_cores(), help="default: all cores")
-    parser.add_argument("--keep-text", action="store_true", help="keep tokens and subwords as text")
-    parser.add_argument("--force", action="store_true", help="make an existing output anew")
+    parser.add_argument(
+        "--drop-leaked", action="store_true", help="drop training pairs that a held-out set has"
+    )
+    parser.add_argument("--shards", type=positive, default=1, help="parts of the training data")
     return parser
 
 
@@ -63,6 +82,8 @@ def recipe_of(
         size=args.size,
         max_tokens=args.max_tokens,
         ratio=args.ratio,
+        drop_leaked=args.drop_leaked,
+        shards=args.shards,
         **more,
     )
 
@@ -78,24 +99,37 @@ def sources(remotes: Sequence[Remote], args: argparse.Namespace) -> dict[str, Pa
     return found
 
 
+def make(
+    args: argparse.Namespace,
+    arguments: dict[str, Any],
+    files: Sequence[Path],
+    build: Callable[[Path], dict[str, Any]],
+    summary: Callable[[dict[str, Any], Path], str],
+) -> None:
+    """Make the output unless it is there, and print what became of the corpus.
+
+    ``arguments`` are those that decide the output; ``build`` fills a folder and returns figures for
+    the manifest; ``summary`` says them.
+    """
+    given = {**arguments, "keep_text": args.keep_text}
+    manifest = make_output(args.out, given, files, build, args.force)
+    if not manifest["fresh"]:
+        print(f"{args.out} is complete already, nothing to do")
+    print(summary(manifest, args.out))
+
+
 def prepare_translation(
     args: argparse.Namespace,
     recipe: translation.Recipe,
     files: Sequence[Path],
     read: Callable[[], dict[str, tuple[translation.Pairs, Report]]],
 ) -> None:
-    """Make the output unless it is there, and print what became of the corpus."""
-    arguments: dict[str, Any] = {**asdict(recipe), "keep_text": args.keep_text}
-    manifest = make_output(
-        args.out,
-        arguments,
-        files,
-        lambda folder: translation.prepare(read(), recipe, folder, args.workers, args.keep_text),
-        args.force,
-    )
-    if not manifest["fresh"]:
-        print(f"{args.out} is complete already, nothing to do")
-    print(translation.summary(manifest, args.out))
+    """``make`` for a parallel corpus."""
+
+    def build(folder: Path) -> dict[str, Any]:
+        return translation.prepare(read(), recipe, folder, args.workers, args.keep_text)
+
+    make(args, asdict(recipe), files, build, translation.summary)
 
 
 def main_of(run: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:

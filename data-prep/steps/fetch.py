@@ -25,14 +25,27 @@ CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Remote:
-    """A file at an official address, with the SHA-256 of its content."""
+    """A file at an official address, with the checksum of its content.
+
+    The checksum is a SHA-256 or, where only that is published, an MD5; the two tell themselves
+    apart by length. It is empty where none was ever published: the download is then complete by
+    its announced length, and the manifest keeps the SHA-256 of what came.
+    """
 
     url: str
-    sha256: str
+    checksum: str = ""
+    saved_as: str = ""  # for addresses that do not end in a file's name
 
     @property
     def name(self) -> str:
-        return self.url.rstrip("/").rsplit("/", 1)[-1]
+        return self.saved_as or self.url.rstrip("/").rsplit("/", 1)[-1]
+
+    def accepts(self, path: Path) -> bool:
+        return not self.checksum or digest_of(path, self.kind) == self.checksum
+
+    @property
+    def kind(self) -> str:
+        return {64: "sha256", 32: "md5"}[len(self.checksum)]
 
 
 @dataclass(frozen=True)
@@ -49,7 +62,11 @@ class UnfinishedError(Exception):
 
 
 def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
+    return digest_of(path, "sha256")
+
+
+def digest_of(path: Path, kind: str) -> str:
+    digest = hashlib.new(kind)
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
             digest.update(chunk)
@@ -67,21 +84,23 @@ def fetch(
     folder.mkdir(parents=True, exist_ok=True)
     path, part = folder / remote.name, folder / f"{remote.name}.part"
     if path.exists():
-        if sha256_of(path) == remote.sha256:
+        if remote.accepts(path):
             return path
         raise PrepError(f"{path} is there, but its checksum is wrong: move it away or delete it")
     for whole in (1, 2):
         _download(remote, part, patience, say)
-        found = sha256_of(part)
-        if found == remote.sha256:
+        if remote.accepts(part):
+            if not remote.checksum:
+                say(f"{remote.name}: no checksum is published, SHA-256 {sha256_of(part)}")
             part.replace(path)
             return path
+        found = digest_of(part, remote.kind)
         # A resumed file may be two versions in one: once more, from its first byte.
         part.unlink()
         if whole == 1:
             say(f"{remote.name}: wrong checksum, downloading it once more from the start")
     raise PrepError(
-        f"{remote.url}: wrong checksum, expected {remote.sha256[:12]}…, found {found[:12]}…"
+        f"{remote.url}: wrong checksum, expected {remote.checksum[:12]}…, found {found[:12]}…"
     )
 
 
