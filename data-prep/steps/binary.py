@@ -16,14 +16,18 @@ def _quiet_fairseq() -> Iterator[None]:
     """fairseq reports every file; here its warnings are enough."""
     loggers = [logging.getLogger(name) for name in ("fairseq", "fairseq_cli.preprocess")]
     levels = [logger.level for logger in loggers]
+    handlers = [list(logger.handlers) for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.WARNING)
     try:
         with contextlib.redirect_stdout(None):
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
+        for logger, level, before in zip(loggers, levels, handlers, strict=True):
             logger.setLevel(level)
+            for handler in set(logger.handlers) - set(before):
+                logger.removeHandler(handler)  # fairseq-preprocess leaves its log file open
+                handler.close()
 
 
 def preprocess(out: Path, workers: int, *arguments: object) -> None:

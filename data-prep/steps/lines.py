@@ -15,7 +15,7 @@ import tarfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -29,6 +29,7 @@ _DAMAGE = (EOFError, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError, lzm
 
 # str.splitlines and many readers end a line at these too; inside a sentence they are spaces.
 _LINE_ENDS = re.compile("[\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029]")
+_SEGMENT = re.compile(r'<seg id="[0-9]*">\s*|\s*</seg>\s*')
 
 
 @dataclass(frozen=True)
@@ -80,57 +81,98 @@ def _member(file: TextFile, open_member) -> io.BufferedIOBase:
     return stream
 
 
+@contextmanager
+def named_damage(what: object) -> Iterator[None]:
+    """Turn what unpacking and reading raise into one line that names the file."""
+    try:
+        yield
+    except _DAMAGE as error:
+        raise PrepError(f"{what} is cut off or damaged: {error}") from None
+    except zlib.error as error:
+        raise PrepError(f"{what} is damaged: {error}") from None
+    except OSError as error:
+        raise PrepError(f"{what} cannot be read: {error.strerror or error}") from None
+
+
 def read_raw(file: TextFile) -> Iterator[bytes]:
     """The lines of a file as bytes, without their line feeds; streamed, however long it is."""
-    try:
-        with _opened(file) as stream:
-            for line in stream:
-                yield line.removesuffix(b"\n")
-    except _DAMAGE as error:
-        raise PrepError(f"{file} is cut off or damaged: {error}") from None
-    except zlib.error as error:
-        raise PrepError(f"{file} is damaged: {error}") from None
-    except OSError as error:
-        raise PrepError(f"{file} cannot be read: {error.strerror or error}") from None
+    with named_damage(file), _opened(file) as stream:
+        for line in stream:
+            yield line.removesuffix(b"\n")
 
 
 def read_lines(file: TextFile, report: Report) -> Iterator[str | None]:
-    """The lines of a UTF-8 file; None stands for a line that is not UTF-8, so that sides keep step.
+    """``mend_lines`` of a file."""
+    return mend_lines(read_raw(file), report)
+
+
+def mend_lines(raw_lines: Iterable[bytes], report: Report) -> Iterator[str | None]:
+    """Lines as UTF-8; None stands for a line that is not UTF-8, so that sides keep step.
 
     A byte order mark, carriage returns and other characters that pass for line ends, and NUL are
     mended; the report counts the lines where that happened.
     """
-    for number, raw in enumerate(read_raw(file)):
+    for number, raw in enumerate(raw_lines):
         report.lines += 1
-        if number == 0 and raw.startswith(_BOM):
-            raw = raw.removeprefix(_BOM)
-            report.mended["byte order mark"] += 1
-        if b"\x00" in raw:
-            raw = raw.replace(b"\x00", b"")
-            report.mended["NUL"] += 1
-        try:
-            text = raw.decode("utf-8")
-        except UnicodeDecodeError:
-            report.dropped["not UTF-8"] += 1
-            yield None
-            continue
-        if text.endswith("\r"):
-            text = text.removesuffix("\r")
-            report.mended["CR at the line end"] += 1
-        if _LINE_ENDS.search(text):
-            text = _LINE_ENDS.sub(" ", text)
-            report.mended["other line ends inside a line"] += 1
-        yield text
+        yield mended(raw, report, first=number == 0)
+
+
+def mended(raw: bytes, report: Report, first: bool) -> str | None:
+    """One line as ``mend_lines`` gives it; the first of a file may have a byte order mark."""
+    if first and raw.startswith(_BOM):
+        raw = raw.removeprefix(_BOM)
+        report.mended["byte order mark"] += 1
+    if b"\x00" in raw:
+        raw = raw.replace(b"\x00", b"")
+        report.mended["NUL"] += 1
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        report.dropped["not UTF-8"] += 1
+        return None
+    if text.endswith("\r"):
+        text = text.removesuffix("\r")
+        report.mended["CR at the line end"] += 1
+    if _LINE_ENDS.search(text):
+        text = _LINE_ENDS.sub(" ", text)
+        report.mended["other line ends inside a line"] += 1
+    return text
 
 
 def read_pairs(source: TextFile, target: TextFile, report: Report) -> Iterator[tuple[str, str]]:
     """Pairs of a parallel corpus. Sides of unequal length are an error, never a misalignment."""
+    yield from pair_up(source, target, read_lines, report)
+
+
+def read_segments(source: TextFile, target: TextFile, report: Report) -> Iterator[tuple[str, str]]:
+    """Pairs of ``<seg id="...">`` elements, one a line, as in the XML and SGM of test sets.
+
+    Typographic apostrophes become plain ones, as in fairseq's recipes.
+    """
+    yield from pair_up(source, target, _segments, report)
+
+
+def _segments(file: TextFile, report: Report) -> Iterator[str | None]:
+    for line in read_lines(file, report):
+        if line is None:
+            yield None  # the other side has its counterpart, if it is a segment at all
+        elif "<seg id" in line:
+            yield _SEGMENT.sub("", line).replace("’", "'").strip()
+
+
+def pair_up(
+    source: TextFile,
+    target: TextFile,
+    read: Callable[[TextFile, Report], Iterator[str | None]],
+    report: Report,
+) -> Iterator[tuple[str, str]]:
+    """What ``read`` gives of both sides, in step; None on one side drops the pair."""
     sides = Report(), Report()
     missing = object()
-    lines = (read_lines(file, side) for file, side in zip((source, target), sides, strict=True))
+    lines = (read(file, side) for file, side in zip((source, target), sides, strict=True))
     for left, right in zip_longest(*lines, fillvalue=missing):
         if left is missing or right is missing:
-            counts = [_count(file) for file in (source, target)]
+            counts = [sum(1 for _ in read(file, Report())) for file in (source, target)]
             raise PrepError(
                 f"{source} has {counts[0]} lines and {target} has {counts[1]}: they do not pair"
             )
@@ -141,7 +183,3 @@ def read_pairs(source: TextFile, target: TextFile, report: Report) -> Iterator[t
             yield left, right
     for side in sides:
         report.mended.update(side.mended)
-
-
-def _count(file: TextFile) -> int:
-    return sum(1 for _ in read_raw(file))

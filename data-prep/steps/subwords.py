@@ -23,9 +23,15 @@ Work = Callable[[list[str]], list[str]]
 PairWork = Callable[[list[tuple[str, str]]], list[tuple[str, str]]]
 
 
-def pair_tokenizer(languages: tuple[str, str], moses: bool, lowercase: bool) -> PairWork:
+def pair_tokenizer(
+    languages: tuple[str, str], moses: bool, normalise: bool, split_dashes: bool, lowercase: bool
+) -> PairWork:
     """Tokenise both sides of pairs: by Moses' rules, escaped as the Perl script escapes, or not."""
-    sides = [_moses(lang) if moses else _fold for lang in languages]
+    sides = [_moses(lang, split_dashes) if moses else _fold for lang in languages]
+    if normalise:
+        sides = [
+            _after(_normaliser(lang), side) for lang, side in zip(languages, sides, strict=True)
+        ]
 
     def work(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
         found = ((sides[0](source), sides[1](target)) for source, target in pairs)
@@ -34,11 +40,28 @@ def pair_tokenizer(languages: tuple[str, str], moses: bool, lowercase: bool) -> 
     return work
 
 
-def _moses(language: str) -> Callable[[str], str]:
+def _after(first: Callable[[str], str], second: Callable[[str], str]) -> Callable[[str], str]:
+    return lambda line: second(first(line))
+
+
+def _moses(language: str, split_dashes: bool) -> Callable[[str], str]:
     from sacremoses import MosesTokenizer
 
     moses = MosesTokenizer(lang=language)
-    return lambda line: moses.tokenize(line.strip(), return_str=True)
+    return lambda line: moses.tokenize(
+        line.strip(), aggressive_dash_splits=split_dashes, return_str=True
+    )
+
+
+def _normaliser(language: str) -> Callable[[str], str]:
+    """normalize-punctuation.perl, then remove-non-printing-char.perl."""
+    import regex
+    from sacremoses import MosesPunctNormalizer
+
+    moses = MosesPunctNormalizer(lang=language)
+    unprinted = regex.compile(r"\p{C}")
+    # The Perl script sees the line feed too, and one of its rules needs a character at the end.
+    return lambda line: unprinted.sub(" ", moses.normalize(line + "\n"))
 
 
 def _fold(line: str) -> str:

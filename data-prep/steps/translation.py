@@ -14,13 +14,14 @@ from tqdm import tqdm
 
 from steps import subwords
 from steps.binary import count_tokens, preprocess
-from steps.duplicates import DuplicateCounter, fingerprint
 from steps.errors import PrepError
 from steps.lines import Report
+from steps.overlap import check, parallel_lines, write, writers
 from steps.parallel import map_chunks
 
 Pairs = Iterable[tuple[str, str]]
 SPLITS = ("train", "valid", "test")
+MAX_WORD = 1_000  # characters
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,16 @@ class Recipe:
     source_lang: str = "de"
     target_lang: str = "en"
     moses: bool = True
+    normalise: bool = False  # Moses' punctuation, and no characters that do not print
+    split_dashes: bool = False  # Moses' "aggressive" tokens: well @-@ known
     lowercase: bool = True
     subwords: str = "bpe"
     size: int = 10_000
     min_tokens: int = 1
     max_tokens: int = 175
     ratio: float = 1.5  # of the two lengths; 0 asks for none
+    clean_on: str = "tokens"  # or "subwords": what the three limits above count
+    valid_every: int = 0  # every n-th clean training pair becomes the validation set
     drop_leaked: bool = False  # training pairs that a held-out set has too
     shards: int = 1
 
@@ -51,33 +56,10 @@ class Figures:
     read: int = 0
     kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    duplicates: int = 0
-    seen_in_train: int = 0
-
-
-class HeldOut:
-    """The pairs of the held-out sets, and which of them the training data has too."""
-
-    def __init__(self) -> None:
-        self._pairs: dict[str, Counter[int]] = {}
-        self._seen: set[int] = set()
-
-    def add(self, split: str, pair: int) -> None:
-        self._pairs.setdefault(split, Counter())[pair] += 1
-
-    def leaks(self, pair: int) -> bool:
-        """Whether a training pair is in a held-out set."""
-        found = any(pair in pairs for pairs in self._pairs.values())
-        if found:
-            self._seen.add(pair)
-        return found
-
-    def seen_in_train(self, split: str) -> int:
-        return sum(n for pair, n in self._pairs.get(split, {}).items() if pair in self._seen)
 
 
 def reason_to_drop(source: str, target: str, recipe: Recipe) -> str | None:
-    """Moses' clean-corpus-n: length in tokens and ratio of lengths."""
+    """Moses' clean-corpus-n: length in tokens, ratio of lengths, words without end."""
     lengths = len(source.split()), len(target.split())
     if min(lengths) < recipe.min_tokens:
         return "empty or too short"
@@ -85,43 +67,65 @@ def reason_to_drop(source: str, target: str, recipe: Recipe) -> str | None:
         return "too long"
     if recipe.ratio and max(lengths) > recipe.ratio * min(lengths):
         return "lengths too different"
+    if max(len(source), len(target)) > MAX_WORD and any(
+        len(word) > MAX_WORD for text in (source, target) for word in text.split()
+    ):
+        return "a word too long"
     return None
 
 
-def write_tokens(
-    split: str, pairs: Pairs, recipe: Recipe, folder: Path, workers: int, held_out: HeldOut
-) -> Figures:
-    """Tokenise, clean and write one split; the held-out sets come before the training set."""
+def write_tokens(split: str, pairs: Pairs, recipe: Recipe, folder: Path, workers: int) -> Figures:
+    """Tokenise, clean and write one split."""
     figures = Figures()
-    duplicates = DuplicateCounter(folder.with_name("hashes"))
-    with contextlib.ExitStack() as stack:
-        files = [
-            stack.enter_context((folder / f"{split}.{lang}").open("w", encoding="utf-8"))
-            for lang in recipe.languages
-        ]
-        arguments = (recipe.languages, recipe.moses, recipe.lowercase)
-        found = map_chunks(subwords.pair_tokenizer, arguments, pairs, workers)
+    # Held-out sets are judged on every sentence they have: only training data is cleaned.
+    clean = split == "train" and recipe.clean_on == "tokens"
+    options = (recipe.moses, recipe.normalise, recipe.split_dashes, recipe.lowercase)
+    found = map_chunks(subwords.pair_tokenizer, (recipe.languages, *options), pairs, workers)
+    with writers(folder / split, recipe.languages) as files:
         for source, target in tqdm(found, f"{split}: tokens", leave=False, disable=None):
             figures.read += 1
-            pair = fingerprint(source, target)
-            if split == "train":
-                reason = reason_to_drop(source, target, recipe)
-                if reason is None and held_out.leaks(pair) and recipe.drop_leaked:
-                    reason = "in a held-out set"
-                if reason:
-                    figures.dropped[reason] += 1
-                    continue
-            else:
-                # They are judged on every sentence they have: only training data is cleaned.
-                held_out.add(split, pair)
-            duplicates.add(pair)
+            reason = reason_to_drop(source, target, recipe) if clean else None
+            if reason:
+                figures.dropped[reason] += 1
+                continue
             figures.kept += 1
-            for file, text in zip(files, (source, target), strict=True):
-                file.write(text + "\n")
-    figures.duplicates = duplicates.count()
+            write(files, (source + "\n", target + "\n"))
     if not figures.kept:
         raise PrepError(f"the {split} set has no sentence left of {figures.read}")
     return figures
+
+
+def carve_valid(recipe: Recipe, folder: Path) -> tuple[int, int]:
+    """Move every n-th training pair to the validation set; how many stay and how many go."""
+    counts = [0, 0]
+    with (
+        writers(folder / "rest", recipe.languages) as rest,
+        writers(folder / "valid", recipe.languages) as valid,
+    ):
+        for number, lines in enumerate(parallel_lines(folder / "train", recipe.languages), 1):
+            goes = number % recipe.valid_every == 0
+            counts[goes] += 1
+            write(valid if goes else rest, lines)
+    for lang in recipe.languages:
+        (folder / f"rest.{lang}").replace(folder / f"train.{lang}")
+    if not all(counts):
+        raise PrepError(f"too few training pairs to take every {recipe.valid_every}th for valid")
+    return counts[0], counts[1]
+
+
+def clean_subwords(recipe: Recipe, cut: Path, figures: Figures) -> None:
+    """The limits on lengths, where the recipe counts subwords."""
+    with writers(cut / "rest", recipe.languages) as files:
+        for lines in parallel_lines(cut / "train", recipe.languages):
+            if reason := reason_to_drop(*lines, recipe):
+                figures.dropped[reason] += 1
+                figures.kept -= 1
+            else:
+                write(files, lines)
+    for lang in recipe.languages:
+        (cut / f"rest.{lang}").replace(cut / f"train.{lang}")
+    if not figures.kept:
+        raise PrepError(f"the train set has no sentence left of {figures.read}")
 
 
 def cut_subwords(recipe: Recipe, tokens: Path, cut: Path, out: Path, workers: int) -> str:
@@ -150,17 +154,10 @@ def shard_folders(out: Path, shards: int) -> list[Path]:
 def split_training(recipe: Recipe, cut: Path) -> list[Path]:
     """The training text in parts, line by line in turn; the prefix of each."""
     prefixes = [cut / f"train{number}" for number in range(recipe.shards)]
-    for lang in recipe.languages:
-        with (
-            (cut / f"train.{lang}").open(encoding="utf-8") as lines,
-            contextlib.ExitStack() as opened,
-        ):
-            parts = [
-                opened.enter_context(prefix.with_suffix(f".{lang}").open("w", encoding="utf-8"))
-                for prefix in prefixes
-            ]
-            for number, line in enumerate(lines):
-                parts[number % recipe.shards].write(line)
+    with contextlib.ExitStack() as stack:
+        parts = [stack.enter_context(writers(prefix, recipe.languages)) for prefix in prefixes]
+        for number, lines in enumerate(parallel_lines(cut / "train", recipe.languages)):
+            write(parts[number % recipe.shards], lines)
     return prefixes
 
 
@@ -186,7 +183,8 @@ def tokens_of(recipe: Recipe, out: Path, split: str) -> dict[str, Any]:
     unknown = 0
     for lang in recipe.languages:
         found[lang] = 0
-        for folder in shard_folders(out, recipe.shards if split == "train" else 1):
+        folders = shard_folders(out, recipe.shards)
+        for folder in folders if split == "train" else folders[:1]:
             prefix = folder / f"{split}.{recipe.source_lang}-{recipe.target_lang}.{lang}"
             total, missing = count_tokens(prefix, folder / f"dict.{lang}.txt")
             found[lang] += total
@@ -208,25 +206,37 @@ def prepare(
     tokens, cut = out / "tokens", out / "cut"
     tokens.mkdir()
     cut.mkdir()
-    held_out = HeldOut()
-    found: dict[str, Figures] = {}
-    for split in sorted(corpus, key=lambda split: split == "train"):
-        pairs, report = corpus[split]
-        found[split] = write_tokens(split, pairs, recipe, tokens, workers, held_out)
-        found[split].dropped.update(report.dropped)
+    found = {
+        split: write_tokens(split, pairs, recipe, tokens, workers)
+        for split, (pairs, _) in corpus.items()
+    }
+    if recipe.valid_every:
+        found["train"].kept, held = carve_valid(recipe, tokens)
+        found["valid"] = Figures(read=held, kept=held)
+    names = [split for split in SPLITS if split in found]
+    overlap = check(tokens, names, recipe.languages, recipe.drop_leaked)
+    if overlap.dropped:
+        found["train"].dropped["in a held-out set"] = overlap.dropped
+        found["train"].kept -= overlap.dropped
     model = None
     if recipe.subwords == "none":
         shutil.copytree(tokens, cut, dirs_exist_ok=True)
     else:
         model = cut_subwords(recipe, tokens, cut, out, workers)
-    binarise(recipe, cut, out, list(corpus), workers)
+    if recipe.clean_on == "subwords":
+        clean_subwords(recipe, cut, found["train"])
+    binarise(recipe, cut, out, names, workers)
     splits: dict[str, Any] = {}
-    for split, (_, report) in corpus.items():
-        found[split].seen_in_train = held_out.seen_in_train(split)
+    for split in names:
+        report = corpus[split][1] if split in corpus else Report()
+        found[split].dropped.update(report.dropped)
         splits[split] = {
-            **vars(found[split]),
+            "read": found[split].read,
+            "kept": found[split].kept,
             "dropped": dict(found[split].dropped),
             "mended": dict(report.mended),
+            "duplicates": overlap.duplicates[split],
+            "seen_in_train": overlap.seen_in_train.get(split, 0),
             **tokens_of(recipe, out, split),
         }
     if not keep_text:
