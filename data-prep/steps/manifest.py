@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,30 @@ from steps.errors import PrepError
 from steps.fetch import sha256_of
 
 NAME = "manifest.json"
-PACKAGES = ("fairseq-fixed", "sacremoses", "subword-nmt", "sentencepiece", "numpy", "torch")
+PACKAGES = (
+    *("fairseq-fixed", "sacremoses", "subword-nmt", "sentencepiece", "tokenizers", "syntok"),
+    *("numpy", "torch"),
+)
 
 
 def describe_sources(files: Iterable[Path]) -> dict[str, str]:
     """SHA-256 of every source, by name: what the corpus was really made of."""
     found = {}
-    for file in sorted(set(files)):
+    distinct = sorted(set(files))
+    for name, file in zip(distinct_names(distinct), distinct, strict=True):
         if not file.is_file():
             raise PrepError(f"{file} does not exist")
-        found[file.name] = sha256_of(file)
+        found[name] = sha256_of(file)
     return found
+
+
+def distinct_names(files: Sequence[Path]) -> list[str]:
+    """The files' names, with as many of their folders as it takes to tell them apart."""
+    depth, names = 1, [file.name for file in files]
+    while len(set(names)) < len(set(files)):
+        depth += 1
+        names = ["/".join(file.parts[-depth:]) for file in files]
+    return names
 
 
 def versions() -> dict[str, str]:

@@ -75,8 +75,11 @@ def model_name(kind: str) -> str | None:
     )
 
 
-def learn(kind: str, files: Iterable[Path], size: int, model: Path) -> None:
-    """Learn ``size`` merges (bpe) or pieces (spm, gpt2) on all files together; write ``model``."""
+def learn(kind: str, files: Iterable[Path], size: int, model: Path, **spm: object) -> None:
+    """Learn ``size`` merges (bpe) or pieces (spm, gpt2) on all files together; write ``model``.
+
+    ``spm`` are options of sentencepiece's trainer, for the kinds that it learns.
+    """
     files = list(files)
     if kind == "bpe":
         from subword_nmt.learn_bpe import learn_bpe
@@ -86,7 +89,7 @@ def learn(kind: str, files: Iterable[Path], size: int, model: Path) -> None:
     elif kind == "gpt2":
         _learn_gpt2(files, size, model)
     else:
-        _learn_sentencepiece(kind, files, size, model)
+        _learn_sentencepiece(kind, files, size, model, spm)
 
 
 def _learn_gpt2(files: list[Path], size: int, folder: Path) -> None:
@@ -101,20 +104,26 @@ def _learn_gpt2(files: list[Path], size: int, folder: Path) -> None:
     Path(merges).rename(folder / GPT2_FILES[1])
 
 
-def _learn_sentencepiece(kind: str, files: list[Path], size: int, model: Path) -> None:
+def _learn_sentencepiece(
+    kind: str, files: list[Path], size: int, model: Path, more: dict[str, object]
+) -> None:
     import sentencepiece
 
+    options = {
+        "character_coverage": 1.0,
+        # A sample of a large corpus is enough, and memory stays bounded.
+        "input_sentence_size": 5_000_000,
+        "shuffle_input_sentence": True,
+        "minloglevel": 2,
+        **more,
+    }
     try:
         sentencepiece.SentencePieceTrainer.train(
             input=[str(file) for file in files],
             model_prefix=str(model.with_suffix("")),
             vocab_size=size,
             model_type=kind.removeprefix("spm-"),
-            character_coverage=1.0,
-            # A sample of a large corpus is enough, and memory stays bounded.
-            input_sentence_size=5_000_000,
-            shuffle_input_sentence=True,
-            minloglevel=2,
+            **options,
         )
     except RuntimeError as error:
         cause = str(error).strip().splitlines()[-1]
