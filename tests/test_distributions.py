@@ -1,0 +1,175 @@
+"""Distributions against Monte Carlo, closed forms, scipy and double-precision gradients."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import special, stats
+
+from fairseq_stochattn import distributions as d
+
+SAMPLES = 1_000_000
+SHAPES = (0.5, 1.0, 2.5, 8.0)
+SCALES = (0.05, 0.7, 3.0)
+GAMMAS = ((0.05, 1.0), (0.5, 0.5), (1.0, 1.0), (3.0, 2.0))
+
+
+def double(*values: float) -> list[torch.Tensor]:
+    return [torch.tensor(value, dtype=torch.float64) for value in values]
+
+
+@pytest.mark.parametrize("name", ["log_gamma_1p", "digamma_1p"])
+def test_series_to_a_hundred_millionth(name: str) -> None:
+    x = torch.cat([torch.linspace(0, 25, 5001), torch.tensor([1e-9, 1e3, 1e6])]).double()
+    exact = {"log_gamma_1p": special.gammaln, "digamma_1p": special.digamma}[name](1 + x.numpy())
+    error = (getattr(d, name)(x) - torch.from_numpy(exact)).abs() / (
+        1 + torch.from_numpy(exact).abs()
+    )
+    assert error.max() < 1e-8
+    single = getattr(d, name)(x.float()).double()
+    assert (
+        (single - torch.from_numpy(exact)).abs() / (1 + abs(torch.from_numpy(exact)))
+    ).max() < 3e-6
+
+
+@pytest.mark.parametrize(("k", "scale", "prior"), itertools.product(SHAPES, SCALES, GAMMAS))
+def test_kl_weibull_gamma_against_monte_carlo(k: float, scale: float, prior: tuple) -> None:
+    alpha, beta = prior
+    exact = d.kl_weibull_gamma(*double(k, math.log(scale)), torch.tensor(alpha).double(), beta)
+    uniform = torch.rand(SAMPLES, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    s = scale * (-torch.log1p(-uniform)) ** (1 / k)
+    log_q = stats.weibull_min.logpdf(s.numpy(), k, scale=scale)
+    log_p = stats.gamma.logpdf(s.numpy(), alpha, scale=1 / beta)
+    difference = log_q - log_p
+    error = difference.std() / math.sqrt(SAMPLES)
+    assert abs(difference.mean() - exact.item()) < max(0.01 * abs(exact.item()), 5 * error)
+    assert exact > 0
+
+
+@pytest.mark.parametrize("s", [0.2, 1.0])
+@pytest.mark.parametrize("prior", [(0.0, 1.0), (-1.5, 0.5)])
+def test_kl_lognormal_against_monte_carlo(s: float, prior: tuple) -> None:
+    mu = 0.3
+    exact = d.kl_lognormal(*double(mu, s, *prior))
+    normal = torch.randn(SAMPLES, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    x = d.lognormal_log_sample(torch.tensor(mu).double(), s, normal).exp().numpy()
+    log_q = stats.lognorm.logpdf(x, s, scale=math.exp(mu))
+    log_p = stats.lognorm.logpdf(x, prior[1], scale=math.exp(prior[0]))
+    assert abs((log_q - log_p).mean() - exact.item()) < 0.01 * exact.item()
+
+
+@pytest.mark.parametrize("k", SHAPES)
+def test_weibull_moments(k: float) -> None:
+    torch.manual_seed(3)
+    noise = d.weibull_noise(torch.empty(SAMPLES, dtype=torch.float64), 0.0, 1.0)
+    log_scale = torch.tensor(0.4).double()
+    s = d.weibull_log_sample(log_scale, k, noise).exp()
+    assert s.mean().item() == pytest.approx(
+        d.weibull_log_mean(log_scale, torch.tensor(k).double()).exp().item(), rel=0.01
+    )
+    variation = d.weibull_variation(torch.tensor(k).double()).item()
+    assert (s.std() / s.mean()).item() == pytest.approx(variation, rel=0.01)
+    exact = stats.weibull_min(k, scale=math.exp(0.4))
+    assert variation == pytest.approx(exact.std() / exact.mean(), rel=1e-6)
+    # log space is the direct formula where that does not overflow
+    u = 1 - torch.exp(-noise.exp())
+    assert torch.allclose(s, math.exp(0.4) * (-torch.log1p(-u)) ** (1 / k), rtol=1e-6)
+
+
+def test_noise_keeps_within_its_bounds_and_is_uniform_there() -> None:
+    torch.manual_seed(4)
+    u = 1 - torch.exp(-d.weibull_noise(torch.empty(200_000, dtype=torch.float64)).exp())
+    assert u.min() >= 0.1 - 1e-9
+    assert u.max() <= 0.9 + 1e-9
+    assert stats.kstest(u.numpy(), stats.uniform(0.1, 0.8).cdf).pvalue > 1e-3
+
+
+def test_lognormal_moments() -> None:
+    torch.manual_seed(5)
+    mu, s = torch.tensor(-0.5).double(), 0.6
+    x = d.lognormal_log_sample(mu, s, torch.randn(SAMPLES, dtype=torch.float64)).exp()
+    assert x.mean().item() == pytest.approx(d.lognormal_log_mean(mu, s).exp().item(), rel=0.01)
+    assert (x.std() / x.mean()).item() == pytest.approx(d.lognormal_variation(s), rel=0.01)
+
+
+def direct(scores, f1, f2, alpha, noise, valid, rho, sigma, k_min, beta):
+    """``weibull_attention`` word for word from the equations, by torch's own functions."""
+    k = rho * F.softplus(f1) + scores.exp() + k_min
+    gamma = torch.lgamma(1 + 1 / k).exp()
+    scale = scores.exp() / gamma
+    if f2 is not None:
+        scale = scale + sigma * F.softplus(f2)
+    log_s = (scale * gamma).log() if noise is None else scale.log() + noise / k
+    if alpha is None:
+        return log_s, torch.zeros(()), k
+    kl = d.kl_weibull_gamma(k, scale.log(), alpha, beta)
+    return log_s, torch.where(valid, kl, 0.0).sum(), k
+
+
+def cells(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (2, 3, 4, 5)
+    made = {
+        name: torch.randn(shape, dtype=torch.float64, generator=generator, requires_grad=True)
+        for name in ("scores", "f1", "f2")
+    }
+    alpha = torch.randn(2, 3, 1, 5, dtype=torch.float64, generator=generator).softmax(-1)
+    noise = torch.rand(shape, dtype=torch.float64, generator=generator).sub(0.5).mul(3)
+    valid = torch.rand(2, 1, 4, 5, generator=generator) > 0.3
+    return {**made, "alpha": alpha.requires_grad_(), "noise": noise, "valid": valid}
+
+
+CONSTANTS = {"rho": 1.5, "sigma": 0.3, "k_min": 0.05, "beta": 0.7}
+
+
+@pytest.mark.parametrize("absent", [(), ("f2",), ("alpha",), ("noise",), ("f2", "noise", "alpha")])
+def test_weibull_attention_is_the_equations(absent: tuple[str, ...]) -> None:
+    given = {name: None if name in absent else value for name, value in cells().items()}
+    ours, theirs = d.weibull_attention(**given, **CONSTANTS), direct(**given, **CONSTANTS)
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, other.to(one), rtol=1e-6, atol=1e-7)
+    inputs = [given[n] for n in ("scores", "f1", "f2", "alpha") if given[n] is not None]
+    upstream = torch.linspace(-1, 1, ours[0].numel(), dtype=torch.float64).view_as(ours[0])
+    grads = [
+        torch.autograd.grad((log_s * upstream).sum() + 0.3 * kl, inputs, allow_unused=True)
+        for log_s, kl, _ in (ours, theirs)
+    ]
+    for one, other in zip(*grads, strict=True):
+        other = torch.zeros_like(one) if other is None else other
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_gradcheck() -> None:
+    given = cells(1)
+
+    def function(scores, f1, f2, alpha):
+        found = {"scores": scores, "f1": f1, "f2": f2, "alpha": alpha}
+        return d.weibull_attention(**{**given, **found}, **CONSTANTS)[:2]
+
+    assert torch.autograd.gradcheck(function, [given[n] for n in ("scores", "f1", "f2", "alpha")])
+    k, log_scale = (torch.rand(6, dtype=torch.float64) + 0.3).requires_grad_(), given["f1"][0, 0, 0]
+    alpha = given["alpha"][0, 0, 0]
+    assert torch.autograd.gradcheck(
+        lambda k, log_scale, alpha: d.kl_weibull_gamma(k[:5], log_scale, alpha, 0.7),
+        (k, log_scale.detach().requires_grad_(), alpha.detach().requires_grad_()),
+    )
+    mu, s = torch.randn(4, dtype=torch.float64, requires_grad=True), k[:4].detach().requires_grad_()
+    assert torch.autograd.gradcheck(lambda mu, s: d.kl_lognormal(mu, s, mu * 0.5, s + 1), (mu, s))
+
+
+@pytest.mark.parametrize("value", [-1e4, 1e4])
+def test_extreme_scores_stay_finite(value: float) -> None:
+    given = {
+        name: x.detach().float() if x.dtype.is_floating_point else x for name, x in cells().items()
+    }
+    given["scores"] = torch.full_like(given["scores"], value).requires_grad_()
+    log_s, kl, k = d.weibull_attention(**given, **{**CONSTANTS, "sigma": 1e-6})
+    assert log_s.isfinite().all()
+    assert k.isfinite().all()
+    assert kl.isfinite()
+    (grad,) = torch.autograd.grad(log_s.sum() + kl, given["scores"])
+    assert grad.isfinite().all()
