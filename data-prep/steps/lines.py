@@ -87,7 +87,8 @@ def named_damage(what: object) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        raise PrepError(f"{what} is cut off or damaged: {error}") from None
+        cause = str(error).splitlines()[0].rstrip(":") if str(error) else type(error).__name__
+        raise PrepError(f"{what} is cut off or damaged: {cause}") from None
     except zlib.error as error:
         raise PrepError(f"{what} is damaged: {error}") from None
     except OSError as error:
