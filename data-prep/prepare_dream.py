@@ -1,0 +1,64 @@
+"""DREAM, questions with three answers about a dialogue: 6,116 / 2,040 / 2,041.
+
+python data-prep/prepare_dream.py --out data-bin/dream [--from FOLDER] [--model-from MODEL]
+The context is the dialogue and then the question. The files are small and read as a whole.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from steps.command import main_of
+from steps.examples import Example, choice
+from steps.fetch import Remote
+from steps.finetuning_command import prepare_files
+from steps.lines import Report, TextFile
+from steps.tables import read_json
+
+ADDRESS = "https://raw.githubusercontent.com/nlpdata/dream/master/data"
+REMOTES = {
+    "train": Remote(
+        f"{ADDRESS}/train.json",
+        "90942ddea1b56231a0ad2097dc5f115ce1face1cfb86f029041e5bad38e68566",
+    ),
+    "valid": Remote(
+        f"{ADDRESS}/dev.json",
+        "9d5af2e580d809c73872a7dd43fe93d0b07c6f6086b04a9a9a1917603009d961",
+    ),
+    "test": Remote(
+        f"{ADDRESS}/test.json",
+        "d96d7d0752f7eab1ea8f165a582430f35653c428d36633ab4d7f26fc14946c3a",
+    ),
+}
+SHAPE = choice(3)
+
+
+def read_questions(file: TextFile, report: Report) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """Turns of the dialogue and a question about it; entries are [turns, questions, id]."""
+    for entry in read_json(file):
+        if not (isinstance(entry, list) and len(entry) == 3):
+            report.dropped["entry that is not dialogue, questions and name"] += 1
+            continue
+        for question in entry[1]:
+            yield entry[0], question
+
+
+def example(row: tuple[list[str], dict[str, Any]]) -> Example | str:
+    turns, question = row
+    options = question["choice"]
+    if question["answer"] not in options:
+        return "answer that is none of the options"
+    context = " ".join([*turns, question["question"]])
+    return (context, *options), str(options.index(question["answer"]))
+
+
+def run(argv: Sequence[str] | None) -> None:
+    prepare_files(__doc__, argv, SHAPE, REMOTES, read_questions, example)
+
+
+main = main_of(run)
+
+if __name__ == "__main__":
+    sys.exit(main())

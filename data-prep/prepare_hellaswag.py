@@ -1,0 +1,48 @@
+"""HellaSWAG, which of four endings goes on with a text: 39,905 / 10,042, 10,003 without labels.
+
+python data-prep/prepare_hellaswag.py --out data-bin/hellaswag [--from FOLDER] [--model-from MODEL]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from steps.command import main_of
+from steps.examples import Example, choice
+from steps.fetch import Remote
+from steps.finetuning_command import prepare_files
+from steps.tables import read_json_lines
+
+ADDRESS = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data"
+REMOTES = {
+    "train": Remote(
+        f"{ADDRESS}/hellaswag_train.jsonl",
+        "dae5e69249868cb9fe4e23ff925c60b66169564cfb7072d793cd7356a2b69f8d",
+    ),
+    "valid": Remote(
+        f"{ADDRESS}/hellaswag_val.jsonl",
+        "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588",
+    ),
+    "test": Remote(
+        f"{ADDRESS}/hellaswag_test.jsonl",
+        "da082b00543e422b8d25394614d102944586986def4de5cd1bd36d86bcb76261",
+    ),
+}
+SHAPE = choice(4)
+
+
+def example(row: dict[str, Any]) -> Example:
+    label = row.get("label")
+    return (row["ctx"], *row["endings"]), None if label in (None, "") else str(label)
+
+
+def run(argv: Sequence[str] | None) -> None:
+    prepare_files(__doc__, argv, SHAPE, REMOTES, read_json_lines, example)
+
+
+main = main_of(run)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""SWAG, which of four endings goes on with a scene: 73,546 / 20,006 questions, test without labels.
+
+python data-prep/prepare_swag.py --out data-bin/swag [--from FOLDER] [--model-from MODEL]
+The context is the scene with the begun sentence, the options are its ends.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from steps.command import main_of
+from steps.examples import Example, choice
+from steps.fetch import Remote
+from steps.finetuning_command import prepare_files
+from steps.tables import read_csv
+
+ADDRESS = "https://raw.githubusercontent.com/rowanz/swagaf/master/data"
+REMOTES = {
+    "train": Remote(
+        f"{ADDRESS}/train.csv",
+        "5748b51126ac255c5a6f26e1ba473b51116d6c822aeb25e63ecba282c9d0e610",
+    ),
+    "valid": Remote(
+        f"{ADDRESS}/val.csv",
+        "c0497b2cd7f3e6b7df995524b1853f62285d60d110d659b19545ca80b2903234",
+    ),
+    "test": Remote(
+        f"{ADDRESS}/test.csv",
+        "a689a1a4e892a65ca625c1f0fcf77bcce004b59ad1caeb134ca5ec080a711cb6",
+    ),
+}
+SHAPE = choice(4)
+
+
+def example(row: dict[str, str]) -> Example:
+    return (row["startphrase"], *(row[f"ending{i}"] for i in range(4))), row.get("label")
+
+
+def run(argv: Sequence[str] | None) -> None:
+    prepare_files(__doc__, argv, SHAPE, REMOTES, read_csv, example)
+
+
+main = main_of(run)
+
+if __name__ == "__main__":
+    sys.exit(main())

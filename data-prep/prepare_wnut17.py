@@ -1,0 +1,43 @@
+"""WNUT-17, new and rare entities in web text: 3,394 / 1,009 / 1,287 sentences with tagged words.
+
+python data-prep/prepare_wnut17.py --out data-bin/wnut17 [--from FOLDER] [--model-from MODEL]
+One tag for each subword: see steps/finetuning.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from steps.command import main_of
+from steps.examples import tagging
+from steps.fetch import Remote
+from steps.finetuning_command import prepare_files
+from steps.tables import read_conll
+
+ADDRESS = "https://raw.githubusercontent.com/leondz/emerging_entities_17/master"
+REMOTES = {
+    "train": Remote(
+        f"{ADDRESS}/wnut17train.conll",
+        "731820e13f71af324c6b55a1575ec2ce59fbaa2a0806f8f0400b98d56cd6a7a5",
+    ),
+    "valid": Remote(
+        f"{ADDRESS}/emerging.dev.conll",
+        "e053b752b8155113ca66e7db08af5f2f5f43ab993694e4774f1ec5bad42312d8",
+    ),
+    "test": Remote(
+        f"{ADDRESS}/emerging.test.annotated",
+        "2aa79b764e56ec9264a1b30fdd9b70195bd00ff400b62edd8f399d5f13c178f0",
+    ),
+}
+SHAPE = tagging(("corporation", "creative-work", "group", "location", "person", "product"))
+
+
+def run(argv: Sequence[str] | None) -> None:
+    prepare_files(__doc__, argv, SHAPE, REMOTES, read_conll, lambda row: row)
+
+
+main = main_of(run)
+
+if __name__ == "__main__":
+    sys.exit(main())
