@@ -10,6 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -109,12 +110,15 @@ class NamedLoss:
     """A term a method leaves for the criterion.
 
     ``value`` is a sum over the batch, added as it is, or with ``mean`` an average, scaled to the
-    sample size. ``weight`` None makes it a measure: logged, never added.
+    sample size. ``weight`` None makes it a measure: logged, never added. ``count`` is the number of
+    cells that ``value`` sums over, for criterions that reduce by it; measures with a count are
+    logged as averages over all layers.
     """
 
     value: Tensor
     weight: float | None
     mean: bool = False
+    count: Tensor | None = None
 
 
 class AttentionMethod(nn.Module, ABC):
@@ -152,14 +156,26 @@ class AttentionMethod(nn.Module, ABC):
         """Sample in training, and in eval where ``--retain-dropout`` asks for it; else the mean."""
         return self.training or self.sample_in_eval
 
+    @property
+    def losses_wanted(self) -> bool:
+        """In training, and in validation where a criterion will collect; never in generation."""
+        return self.training or _collecting
+
     def leave(
-        self, name: str, value: Tensor, weight: float | None = None, mean: bool = False
+        self,
+        name: str,
+        value: Tensor,
+        weight: float | None = None,
+        mean: bool = False,
+        count: Tensor | None = None,
     ) -> None:
         """Leave a loss (or a measure) for the criterion; calls of one forward add up."""
         value = value.float()
         if name in self.losses:
-            value = value + self.losses[name].value
-        self.losses[name] = NamedLoss(value, weight, mean)
+            before = self.losses[name]
+            value = value + before.value
+            count = None if count is None or before.count is None else count + before.count
+        self.losses[name] = NamedLoss(value, weight, mean, count)
 
     def set_num_updates(self, num_updates: int) -> None:
         """Called by fairseq before every update: what every schedule is driven by."""
@@ -239,6 +255,20 @@ def parse_methods(spec: str) -> list[str]:
     if len(set(names)) < len(names):
         raise UsageError(f"--attention: a method is named twice in '{spec}'")
     return names
+
+
+_collecting = False
+
+
+@contextmanager
+def collecting_losses() -> Iterator[None]:
+    """Around a forward whose losses will be collected: methods leave them in eval too."""
+    global _collecting
+    before, _collecting = _collecting, True
+    try:
+        yield
+    finally:
+        _collecting = before
 
 
 def collect_losses(model: nn.Module) -> Iterator[tuple[str, NamedLoss]]:

@@ -52,10 +52,11 @@ class AttentionConfig(FairseqDataclass):
 class AttentionStack(nn.Module):
     """The layers of one site: shared modules, per-forward state, and what is known of the batch."""
 
-    def __init__(self, site: str, num_layers: int) -> None:
+    def __init__(self, site: str, num_layers: int, num_heads: int) -> None:
         super().__init__()
         self.site = site
         self.num_layers = num_layers
+        self.num_heads = num_heads
         self.shared = MethodDict()
         self.methods: list[AttentionMethod] = []  # a plain list: they are children of the layers
         self.state: dict[str, Any] = {}
@@ -165,7 +166,7 @@ def build_stacks(
     chosen = select_sites(config.attention_sites, list(attentions), names)
     stacks = {}
     for site, modules in attentions.items():
-        stack = AttentionStack(site, len(modules))
+        stack = AttentionStack(site, len(modules), modules[0].sizes()["num_heads"])
         for name in chosen[site]:
             shared = METHODS[name].build_shared(config, stack)
             if shared is not None:

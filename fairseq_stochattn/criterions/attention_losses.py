@@ -22,7 +22,7 @@ from fairseq.logging import metrics
 from fairseq.tasks import TASK_REGISTRY
 from torch import Tensor, nn
 
-from fairseq_stochattn.attention.method import collect_losses
+from fairseq_stochattn.attention.method import NamedLoss, collect_losses, collecting_losses
 from fairseq_stochattn.errors import UsageError
 from fairseq_stochattn.models.config import join_configs
 
@@ -81,21 +81,23 @@ class AttentionLosses(FairseqCriterion):
 
     wrapped_class: ClassVar[type[FairseqCriterion]]
 
-    def __init__(self, task: Any, task_criterion: FairseqCriterion) -> None:
+    def __init__(self, task: Any, task_criterion: FairseqCriterion, cfg: Any) -> None:
         super().__init__(task)
         self.task_criterion = task_criterion
+        self.cfg = cfg
 
     @classmethod
     def build_criterion(cls, cfg: Any, task: Any) -> AttentionLosses:
         wrapped_class = CRITERION_REGISTRY[_task_criterion_name(cfg.task_criterion, task)]
         # fairseq reduces metrics on the class, so the class must know what it wraps.
         bound = type(cls.__name__, (cls,), {"wrapped_class": wrapped_class})
-        return bound(task, wrapped_class.build_criterion(cfg, task))
+        return bound(task, wrapped_class.build_criterion(cfg, task), cfg)
 
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, Any, dict[str, Any]]:
-        loss, sample_size, log = self.task_criterion(model, sample, reduce)
+        with collecting_losses():
+            loss, sample_size, log = self.task_criterion(model, sample, reduce)
         extra, terms = self.named_losses(model, sample_size)
         if extra is not None:
             loss = loss + extra
@@ -103,22 +105,35 @@ class AttentionLosses(FairseqCriterion):
         log.update(terms)
         return loss, sample_size, log
 
+    def reduce_loss(
+        self, name: str, loss: NamedLoss, model: nn.Module, sample_size: Any
+    ) -> tuple[Tensor, float | None]:
+        """A loss on the scale of the task's sum, and its weight; criterions of methods override."""
+        return loss.value * sample_size if loss.mean else loss.value, loss.weight
+
     def named_losses(
         self, model: nn.Module, sample_size: Any
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
         """The weighted sum of all losses left, and each of them for the log, summed over layers."""
         extra: Tensor | None = None
         log: dict[str, Tensor] = {}
+        averages: dict[str, tuple[Tensor, Tensor]] = {}
         for name, loss in collect_losses(model):
-            term = loss.value * sample_size if loss.mean else loss.value
             key = f"attention/{name}"
-            log[key] = log.get(key, 0.0) + term.detach()
-            if loss.weight is None:
+            if loss.weight is None and loss.count is not None:
+                total, count = averages.get(key, (0.0, 0.0))
+                averages[key] = total + loss.value.detach(), count + loss.count
                 continue
-            log[f"{key}_weight"] = torch.as_tensor(loss.weight * sample_size)
+            term, weight = self.reduce_loss(name, loss, model, sample_size)
+            log[key] = log.get(key, 0.0) + term.detach()
+            if weight is None:
+                continue
+            log[f"{key}_weight"] = torch.as_tensor(weight * sample_size)
             # Also with weight 0, before a schedule starts: DistributedDataParallel waits for a
             # gradient of every parameter, those that only this loss reaches among them.
-            extra = loss.weight * term if extra is None else extra + loss.weight * term
+            extra = weight * term if extra is None else extra + weight * term
+        for key, (total, count) in averages.items():
+            log[key] = total / count.clamp(min=1) * sample_size
         return extra, log
 
     @classmethod

@@ -1,0 +1,122 @@
+"""The upward network of BABN: linear maps that keep the size of h, and the chain of hidden states.
+
+h is (B, H, T, S). The maps mix along the key axis by position (the paper's matrices) or along the
+head axis, which knows no length. Mixing along queries would show the future, so nothing does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_stochattn.attention.method import Cells
+
+INIT_STD = 0.02
+
+
+class PositionMap(nn.Module):
+    """``maps`` linear maps along the key axis: matrices for the first N keys, identity beyond."""
+
+    def __init__(self, maps: int, max_positions: int) -> None:
+        super().__init__()
+        self.max_positions = max_positions
+        eye = torch.eye(max_positions).expand(maps, -1, -1)
+        self.weight = nn.Parameter(eye + INIT_STD * torch.randn(eye.shape))
+        self.bias = nn.Parameter(torch.zeros(maps, max_positions))
+
+    def forward(self, h: Tensor) -> list[Tensor]:
+        """(B, H, T, S) → a tensor of that shape for each map."""
+        maps, known = self.weight.size(0), min(h.size(-1), self.max_positions)
+        weight = self.weight[:, :known, :known].reshape(maps * known, known).to(h.dtype)
+        bias = self.bias[:, :known].reshape(maps * known).to(h.dtype)
+        mixed = F.linear(h[..., :known], weight, bias).chunk(maps, dim=-1)
+        if known == h.size(-1):
+            return list(mixed)
+        return [torch.cat([m, h[..., known:]], dim=-1) for m in mixed]
+
+
+class HeadMap(nn.Module):
+    """``maps`` linear maps along the head axis: for any length, with next to no parameters."""
+
+    def __init__(self, maps: int, num_heads: int) -> None:
+        super().__init__()
+        eye = torch.eye(num_heads).expand(maps, -1, -1)
+        self.weight = nn.Parameter(eye + INIT_STD * torch.randn(eye.shape))
+        self.bias = nn.Parameter(torch.zeros(maps, num_heads))
+
+    def forward(self, h: Tensor) -> list[Tensor]:
+        """(B, H, T, S) → a tensor of that shape for each map."""
+        mixed = torch.einsum("moh,bhts->mbots", self.weight.to(h.dtype), h)
+        return list(mixed + self.bias.to(h.dtype)[:, None, :, None, None])
+
+
+@dataclass
+class Alignment:
+    """Keys moved along so that every sentence's first real token is at position 0.
+
+    Sources are padded on the left: without this, a token's position would depend on the longest
+    sentence of its batch. ``offsets`` is None where nothing has to move.
+    """
+
+    offsets: Tensor | None  # (B, 1, 1): padding in front of each sentence
+
+    @classmethod
+    def of(cls, cells: Cells) -> Alignment:
+        if cells.key_padding is None:
+            return cls(None)
+        offsets = cells.key_padding.long().cumprod(dim=1).sum(dim=1)
+        return cls(offsets.view(-1, 1, 1) if bool(offsets.any()) else None)
+
+    def align(self, x: Tensor) -> Tensor:
+        return x if self.offsets is None else self._roll(x, self.offsets)
+
+    def restore(self, x: Tensor) -> Tensor:
+        return x if self.offsets is None else self._roll(x, -self.offsets)
+
+    @staticmethod
+    def _roll(x: Tensor, offsets: Tensor) -> Tensor:
+        """x (B, h, t, S): every sentence's keys moved ``offsets`` places to the left, in a ring."""
+        keys = x.size(-1)
+        index = (torch.arange(keys, device=x.device) + offsets) % keys  # (B, 1, S)
+        batch = max(x.size(0), offsets.size(0))
+        x = x.expand(batch, -1, -1, -1)
+        return x.gather(-1, index.unsqueeze(1).expand(-1, x.size(1), x.size(2), -1))
+
+
+class UpwardChain(nn.Module):
+    """f3 of every layer; h^{L+1} = softmax(Φ¹), h^l = softplus(f3^l(h^{l+1})), l = L … 1."""
+
+    def __init__(self, f3: list[nn.Module], layers: list[int]) -> None:
+        super().__init__()
+        self.f3 = nn.ModuleList(f3)  # one, or one a layer, that of layer 1 first
+        self.layers = layers
+
+    def forward(self, first_logits: Tensor, cells: Cells) -> UpwardStates:
+        """Everything from Φ¹ (B, H, T, S): hidden cells that must not be seen are 0 at every step,
+        so that padding and the future mix into nothing."""
+        alignment = Alignment.of(cells)
+        h = alignment.align(cells.mask(first_logits).softmax(dim=-1))
+        hidden = None if cells.blocked is None else alignment.align(cells.blocked)
+        states: dict[int, Tensor] = {}
+        for index in reversed(range(len(self.layers))):
+            (mixed,) = self.f3[index if len(self.f3) > 1 else 0](h)
+            h = F.softplus(mixed)
+            if hidden is not None:
+                h = h.masked_fill(hidden, 0.0)
+            states[self.layers[index]] = h
+        return UpwardStates(alignment, states)
+
+
+@dataclass
+class UpwardStates:
+    """h of every layer, keys aligned; and the way back."""
+
+    alignment: Alignment
+    states: dict[int, Tensor]
+
+    def apply(self, maps: nn.Module, layer: int) -> list[Tensor]:
+        """f1(h^l), f2(h^l) …, keys where the logits have them."""
+        return [self.alignment.restore(x) for x in maps(self.states[layer])]
