@@ -12,26 +12,17 @@ from typing import Any
 
 from steps.command import main_of
 from steps.examples import Example, choice
-from steps.fetch import Remote
-from steps.finetuning_command import prepare_files
+from steps.finetuning_command import prepare_files, remotes_at
 from steps.lines import Report, TextFile
 from steps.tables import read_json
 
 ADDRESS = "https://raw.githubusercontent.com/nlpdata/dream/master/data"
-REMOTES = {
-    "train": Remote(
-        f"{ADDRESS}/train.json",
-        "90942ddea1b56231a0ad2097dc5f115ce1face1cfb86f029041e5bad38e68566",
-    ),
-    "valid": Remote(
-        f"{ADDRESS}/dev.json",
-        "9d5af2e580d809c73872a7dd43fe93d0b07c6f6086b04a9a9a1917603009d961",
-    ),
-    "test": Remote(
-        f"{ADDRESS}/test.json",
-        "d96d7d0752f7eab1ea8f165a582430f35653c428d36633ab4d7f26fc14946c3a",
-    ),
-}
+REMOTES = remotes_at(
+    ADDRESS,
+    train=("train.json", "90942ddea1b56231a0ad2097dc5f115ce1face1cfb86f029041e5bad38e68566"),
+    valid=("dev.json", "9d5af2e580d809c73872a7dd43fe93d0b07c6f6086b04a9a9a1917603009d961"),
+    test=("test.json", "d96d7d0752f7eab1ea8f165a582430f35653c428d36633ab4d7f26fc14946c3a"),
+)
 SHAPE = choice(3)
 
 

@@ -11,25 +11,25 @@ from typing import Any
 
 from steps.command import main_of
 from steps.examples import Example, choice
-from steps.fetch import Remote
-from steps.finetuning_command import prepare_files
+from steps.finetuning_command import prepare_files, remotes_at
 from steps.tables import read_json_lines
 
 ADDRESS = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data"
-REMOTES = {
-    "train": Remote(
-        f"{ADDRESS}/hellaswag_train.jsonl",
+REMOTES = remotes_at(
+    ADDRESS,
+    train=(
+        "hellaswag_train.jsonl",
         "dae5e69249868cb9fe4e23ff925c60b66169564cfb7072d793cd7356a2b69f8d",
     ),
-    "valid": Remote(
-        f"{ADDRESS}/hellaswag_val.jsonl",
+    valid=(
+        "hellaswag_val.jsonl",
         "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588",
     ),
-    "test": Remote(
-        f"{ADDRESS}/hellaswag_test.jsonl",
+    test=(
+        "hellaswag_test.jsonl",
         "da082b00543e422b8d25394614d102944586986def4de5cd1bd36d86bcb76261",
     ),
-}
+)
 SHAPE = choice(4)
 
 

@@ -11,25 +11,16 @@ from collections.abc import Sequence
 
 from steps.command import main_of
 from steps.examples import Example, choice
-from steps.fetch import Remote
-from steps.finetuning_command import prepare_files
+from steps.finetuning_command import prepare_files, remotes_at
 from steps.tables import read_csv
 
 ADDRESS = "https://raw.githubusercontent.com/rowanz/swagaf/master/data"
-REMOTES = {
-    "train": Remote(
-        f"{ADDRESS}/train.csv",
-        "5748b51126ac255c5a6f26e1ba473b51116d6c822aeb25e63ecba282c9d0e610",
-    ),
-    "valid": Remote(
-        f"{ADDRESS}/val.csv",
-        "c0497b2cd7f3e6b7df995524b1853f62285d60d110d659b19545ca80b2903234",
-    ),
-    "test": Remote(
-        f"{ADDRESS}/test.csv",
-        "a689a1a4e892a65ca625c1f0fcf77bcce004b59ad1caeb134ca5ec080a711cb6",
-    ),
-}
+REMOTES = remotes_at(
+    ADDRESS,
+    train=("train.csv", "5748b51126ac255c5a6f26e1ba473b51116d6c822aeb25e63ecba282c9d0e610"),
+    valid=("val.csv", "c0497b2cd7f3e6b7df995524b1853f62285d60d110d659b19545ca80b2903234"),
+    test=("test.csv", "a689a1a4e892a65ca625c1f0fcf77bcce004b59ad1caeb134ca5ec080a711cb6"),
+)
 SHAPE = choice(4)
 
 

@@ -11,25 +11,22 @@ from collections.abc import Sequence
 
 from steps.command import main_of
 from steps.examples import tagging
-from steps.fetch import Remote
-from steps.finetuning_command import prepare_files
+from steps.finetuning_command import prepare_files, remotes_at
 from steps.tables import read_conll
 
 ADDRESS = "https://raw.githubusercontent.com/leondz/emerging_entities_17/master"
-REMOTES = {
-    "train": Remote(
-        f"{ADDRESS}/wnut17train.conll",
-        "731820e13f71af324c6b55a1575ec2ce59fbaa2a0806f8f0400b98d56cd6a7a5",
-    ),
-    "valid": Remote(
-        f"{ADDRESS}/emerging.dev.conll",
+REMOTES = remotes_at(
+    ADDRESS,
+    train=("wnut17train.conll", "731820e13f71af324c6b55a1575ec2ce59fbaa2a0806f8f0400b98d56cd6a7a5"),
+    valid=(
+        "emerging.dev.conll",
         "e053b752b8155113ca66e7db08af5f2f5f43ab993694e4774f1ec5bad42312d8",
     ),
-    "test": Remote(
-        f"{ADDRESS}/emerging.test.annotated",
+    test=(
+        "emerging.test.annotated",
         "2aa79b764e56ec9264a1b30fdd9b70195bd00ff400b62edd8f399d5f13c178f0",
     ),
-}
+)
 SHAPE = tagging(("corporation", "creative-work", "group", "location", "person", "product"))
 
 

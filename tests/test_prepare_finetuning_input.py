@@ -1,11 +1,10 @@
-"""Fine-tuning data: subwords of a given model, rows that cannot be used, damaged files."""
+"""Fine-tuning data: rows that cannot be used, damaged files, one-line errors."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -19,76 +18,13 @@ import prepare_imdb
 import prepare_paws
 import prepare_snli
 import prepare_swag
-import prepare_wnut17
 import prepare_yelp
-from steps import finetuning
 from steps.lines import Report, TextFile
 from steps.tables import read_conll, read_csv, read_json_lines, read_tsv
 
 WORDS = ("--subwords", "none")
 RTE = "index\tsentence1\tsentence2\tlabel\n"
 SCORES = "index\tsentence1\tsentence2\tscore\n"
-
-
-def rte(folder: Path) -> Path:
-    row = "0\tA man\tNo man\tnot_entailment\n"
-    return labelled.write(folder, {f"RTE/{name}.tsv": RTE + row for name in ("train", "dev")})
-
-
-def learnt(tmp_path: Path, kind: str) -> Path:
-    """Data with its own subwords, as --model-from finds them: the model and dict.txt."""
-    origin = rte(tmp_path / "first")
-    lines = "".join(f"{i}\tA man and a woman {i}\tThey go home\tentailment\n" for i in range(40))
-    (origin / "RTE" / "train.tsv").write_text(RTE + lines)
-    out = tmp_path / "model"
-    more = ("--task", "RTE", "--subwords", kind, "--size", 300 if kind == "gpt2" else 30)
-    assert labelled.run(prepare_glue, origin, out, *more) == 0
-    shutil.copyfile(out / "input0" / "dict.txt", out / "dict.txt")
-    return out
-
-
-@pytest.mark.parametrize("kind", ["spm-unigram", "gpt2", "gpt2 beside"])
-def test_model_from_uses_exactly_that_model(kind: str, tmp_path: Path) -> None:
-    model = learnt(tmp_path, kind.split()[0])
-    if kind == "gpt2 beside":
-        for file in (model / "gpt2").iterdir():
-            file.rename(model / file.name)
-    files = {
-        "wnut17train.conll": "A\tO\nwoman\tB-person\nzzz\tI-person\n",
-        "emerging.dev.conll": "home\tO\n",
-        "emerging.test.annotated": "home\tO\n",
-    }
-    origin, out = labelled.write(tmp_path / "from", files), tmp_path / "out"
-    assert labelled.run(prepare_wnut17, origin, out, "--model-from", model) == 0
-    assert (out / "input0" / "dict.txt").read_bytes() == (model / "dict.txt").read_bytes()
-    manifest = json.loads((out / "manifest.json").read_text())
-    assert (
-        manifest["sources"]["dict.txt"]
-        == hashlib.sha256((model / "dict.txt").read_bytes()).hexdigest()
-    )
-    assert ("encoder.json" if "gpt2" in kind else "spm.model") in manifest["sources"]
-    pieces, tags = labelled.rows(out, "train")[0]
-    assert len(pieces.split()) == len(tags.split()) > 3
-    assert [tag for tag in tags.split() if tag != "<ignore>"] == ["O", "B-person", "I-person"]
-    if "gpt2" in kind:
-        # The same numbers as for the whole sentence: words after the first begin with a space.
-        from steps.subwords import applier
-
-        assert applier("gpt2", out / "gpt2")(["A woman zzz"]) == [pieces]
-
-
-def test_a_word_that_cannot_be_written_keeps_its_tag(tmp_path: Path) -> None:
-    vocabulary = "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b", "c"])
-    words = "ab\tB-group\n\u200b\tI-group\nC\tO\n"
-    names = ("wnut17train.conll", "emerging.dev.conll", "emerging.test.annotated")
-    model = labelled.write(
-        tmp_path / "model", {"tokenizer/vocab.txt": vocabulary, "dict.txt": "a 3\n##b 2\nc 1\n"}
-    )
-    origin = labelled.write(tmp_path / "from", dict.fromkeys(names, words))
-    out = tmp_path / "out"
-    assert labelled.run(prepare_wnut17, origin, out, "--model-from", model) == 0
-    assert labelled.rows(out, "train") == [("a ##b <unk> c", "B-group <ignore> I-group O")]
-    assert json.loads((out / "manifest.json").read_text())["splits"]["train"]["unwritable"] == 1
 
 
 def test_long_texts_are_cut_and_long_pairs_counted(
@@ -269,44 +205,6 @@ def test_archives_that_are_cut_off(
     assert name in message
     assert "damaged" in message or "cannot be read" in message
     assert not (tmp_path / "out").exists()
-
-
-def test_a_dictionary_of_another_model_is_noticed(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    model = learnt(tmp_path, "spm-unigram")
-    (model / "dict.txt").write_text("104 1\n108 1\n115 1\n")
-    more = ("--task", "RTE", "--model-from", model)
-    assert labelled.run(prepare_glue, tmp_path / "first", tmp_path / "out", *more) == 1
-    assert "dict.txt does not fit the subwords: it lacks 100% of them" in capsys.readouterr().err
-
-
-def test_a_second_call_does_nothing_and_another_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    origin, out = rte(tmp_path / "from"), tmp_path / "out"
-    call = ("--task", "RTE", *WORDS)
-    assert labelled.run(prepare_glue, origin, out, *call) == 0
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    assert labelled.run(prepare_glue, origin, out, *call) == 0
-    assert "complete already, nothing to do" in capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
-    assert labelled.run(prepare_glue, origin, out, *call, "--max-tokens", 9) == 1
-    assert "made with other arguments" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("kind", ["spm-unigram", "gpt2"])
-def test_more_processes_give_the_same_bytes(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = learnt(tmp_path, kind)
-    monkeypatch.setattr(finetuning, "LARGE", 0)
-    more = ("--task", "RTE", "--model-from", one, "--workers", 2)
-    assert labelled.run(prepare_glue, tmp_path / "first", tmp_path / "two", *more) == 0
-    binary = sorted(path.relative_to(one) for path in one.rglob("*.bin"))
-    assert len(binary) == 6
-    for name in binary:
-        assert (one / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
 def test_readers_stream(tmp_path: Path) -> None:

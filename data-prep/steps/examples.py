@@ -65,22 +65,24 @@ class Figures:
 
 
 def examples(
-    rows: Iterable[Any], make: Callable[[Any], Example | str], shape: Shape
+    rows: Iterable[Any], make: Callable[[Any], Example | str], shape: Shape, lowercase: bool
 ) -> Iterator[Checked | str]:
     """Rows as checked examples; a text in place of an example is the reason to drop the row."""
     for row in rows:
         try:
             found = make(row)
-            yield found if isinstance(found, str) else _checked(found, shape)
+            yield found if isinstance(found, str) else _checked(found, shape, lowercase)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             yield "row without the fields of an example"
 
 
-def _checked(example: Example, shape: Shape) -> Checked | str:
+def _checked(example: Example, shape: Shape, lowercase: bool) -> Checked | str:
     """Texts without needless spaces and a label as it is written, or the reason to drop them."""
     texts, label = [" ".join(text.replace("\0", "").split()) for text in example[0]], example[1]
     if not all(texts):
         return "empty text"
+    if lowercase:
+        texts = [text.lower() for text in texts]
     try:
         "".join(texts).encode()
     except UnicodeEncodeError:

@@ -12,7 +12,8 @@ for the texts, all with one dictionary, and ``label``:
 - tagging: ``input0`` holds subwords and ``label`` exactly one symbol for each: the word's tag at
   its first subword, ``<ignore>`` at the others. label/dict.txt lists ``O``, the other tags sorted,
   and last ``<ignore>``, so tags are numbered from 0. Words are cut one by one, after a space for
-  gpt2 and tokenizers except at the start. A word that the subwords cannot write is one ``<unk>``.
+  gpt2 and tokenizers except at the start. A word that the subwords cannot write is one ``<unk>``,
+  in the other kinds a text that they cannot write.
 
 A split without labels (the test sets of GLUE, SWAG, HellaSWAG) has inputs only.
 """
@@ -43,7 +44,7 @@ NOTES = {
     "seen_in_train": "whose input is in train too",
     "shortened": "texts cut at --max-tokens",
     "too_long": "pairs longer than --max-tokens (kept whole)",
-    "unwritable": "words that the subwords cannot write",
+    "unwritable": "words or texts that the subwords cannot write (one <unk> each)",
 }
 LARGE = 1 << 22  # bytes of text from which more than one process is worth its start
 
@@ -58,15 +59,21 @@ class Encoding:
     model: Path | None = None
     files: tuple[Path, ...] = ()  # of a model that is a folder
     dictionary: Path | None = None
+    lowercase: bool = False
+
+
+def _plain(pieces: str) -> list[str]:
+    """A text that spells ``</s>`` or ``[MASK]`` does not mean fairseq's symbols: unknown."""
+    return [UNKNOWN if piece in subwords.SPECIAL else piece for piece in pieces.split()]
 
 
 def cutter(kind: str, model: Path | None) -> Callable[[list[tuple[str, ...]]], list]:
-    """Work that cuts every text of examples into subwords."""
+    """Work that cuts every text of examples into subwords; a text without any is left empty."""
     cut = subwords.applier(kind, model)
 
     def work(rows: list[tuple[str, ...]]) -> list[list[list[str]]]:
         found = iter(cut([text.rstrip("\n") for row in rows for text in row]))
-        return [[next(found).split() for _ in row] for row in rows]
+        return [[_plain(next(found)) for _ in row] for row in rows]
 
     return work
 
@@ -83,7 +90,7 @@ def word_cutter(kind: str, model: Path | None) -> Callable[[list[tuple[str, str]
         for sentence, (_, tags) in zip(sentences, rows, strict=True):
             pieces, symbols, unwritable = [], [], 0
             for _, tag in zip(sentence, tags.split(), strict=True):
-                written = next(found).split()
+                written = _plain(next(found))
                 unwritable += not written
                 pieces += written or [UNKNOWN]
                 symbols += [tag, *[IGNORE] * (len(written) - 1)]
@@ -116,6 +123,9 @@ def cut_split(
             if tags:
                 figures.unwritable += row[2]
                 row = row[:2]
+            else:
+                figures.unwritable += sum(not pieces for pieces in row)
+                row = [pieces or [UNKNOWN] for pieces in row]
             if shape.inputs == 1:
                 figures.shortened += len(row[0]) > most
                 row = [pieces[:most] for pieces in row]
@@ -183,7 +193,9 @@ def prepare(
     splits: dict[str, dict[str, Any]] = {}
     for split, table in tables.items():
         report = Report()
-        found[split] = write_text(split, examples(table(report), make, shape), shape, text)
+        found[split] = write_text(
+            split, examples(table(report), make, shape, encoding.lowercase), shape, text
+        )
         found[split].dropped.update(report.dropped)
         splits[split] = {"mended": dict(report.mended)}
     shared = overlap.check(text, list(tables), shape.parts, drop=False)
@@ -212,7 +224,11 @@ def prepare(
     for folder in (scratch, *(() if keep_text else (text, cut))):
         shutil.rmtree(folder)
     size = len((out / "input0" / "dict.txt").read_text("utf-8").splitlines())
-    return {"splits": splits, "vocabulary": size, "shape": shape.kind, "inputs": shape.inputs}
+    return {
+        "recipe": {"subwords": encoding.kind, "lowercase": encoding.lowercase},
+        "splits": splits,
+        "vocabulary": size,
+    }
 
 
 def _with_model(encoding: Encoding, train: list[Path], out: Path) -> Encoding:
@@ -221,7 +237,9 @@ def _with_model(encoding: Encoding, train: list[Path], out: Path) -> Encoding:
     if name is None:
         return encoding
     if encoding.model is None:
-        subwords.learn(encoding.kind, train, encoding.size, out / name)
+        # Left to itself, sentencepiece does not look at lines of more than 4,192 bytes.
+        whole = {"max_sentence_length": 1 << 16}
+        subwords.learn(encoding.kind, train, encoding.size, out / name, **whole)
     elif encoding.files:
         copy_given(encoding.files, out / name)
     else:
@@ -243,7 +261,7 @@ def summary(manifest: dict[str, Any], out: Path) -> str:
         notes.append(f"{figures['tokens']} tokens, {figures['unknown_rate']:.2%} unknown")
         lines.append(f"  {', '.join(notes)}")
     lines.append(f"vocabulary: {manifest['vocabulary']} entries")
-    kind, inputs = manifest["shape"], manifest["inputs"]
+    kind, inputs = (manifest["arguments"][key] for key in ("kind", "inputs"))
     if kind == "tagging":
         lines.append(f"one tag a subword in {out}/label, {IGNORE} where a word goes on")
         return "\n".join(lines)

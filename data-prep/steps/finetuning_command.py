@@ -16,8 +16,10 @@ from steps.examples import Example, Shape
 from steps.fetch import Remote
 from steps.finetuning import Encoding
 from steps.lines import Report, TextFile
+from steps.manifest import read_manifest
 from steps.models import TOKENIZER_FILES
 from steps.tables import Table
+from steps.translation import shard_folders
 
 SPM_FILES = ("spm.model", "sentencepiece.bpe.model")
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "encoder.json")
@@ -42,25 +44,39 @@ def parser_for(documentation: str, downloads: bool = True) -> OneLineParser:
     parser.add_argument(
         "--max-tokens", type=positive, default=510, help="longer single texts are cut there"
     )
+    parser.add_argument(
+        "--lowercase", action="store_true", help="on by itself where --model-from had it on"
+    )
     return parser
 
 
 def encoding_of(args: argparse.Namespace) -> Encoding:
     """The subwords that the arguments ask for."""
-    if args.model_from is None:
+    folder: Path | None = args.model_from
+    if folder is None:
         if args.subwords == "tokenizer":
             raise PrepError(
                 "--subwords tokenizer needs the tokenizer's folder: --model-from FOLDER"
             )
-        return Encoding(args.subwords, args.size, args.max_tokens)
-    folder = args.model_from
-    dictionary = folder / "dict.txt"
-    if not dictionary.is_file():
-        raise PrepError(f"{dictionary} does not exist: --model-from needs the model's dictionary")
-    kind, files = ("none", []) if args.subwords == "none" else given_model(folder)
-    model = None if kind == "none" else files[0]
-    several = tuple(files) if kind in ("gpt2", "tokenizer") else ()
-    return Encoding(kind, args.size, args.max_tokens, model, several, dictionary)
+        return Encoding(args.subwords, args.size, args.max_tokens, lowercase=args.lowercase)
+    # The data of a pretrained model (perhaps in shards), or that of another fine-tuning set.
+    places = (folder, *shard_folders(folder, 2)[:1], folder / "input0")
+    found = [place / "dict.txt" for place in places if (place / "dict.txt").is_file()]
+    if not found:
+        raise PrepError(f"{folder / 'dict.txt'} does not exist: --model-from needs it")
+    manifest = read_manifest(folder)
+    recipe = manifest.get("recipe", {}) if isinstance(manifest, dict) else {}
+    words = "none" in (args.subwords, recipe.get("subwords"))
+    kind, files = ("none", []) if words else given_model(folder)
+    return Encoding(
+        kind,
+        args.size,
+        args.max_tokens,
+        model=files[0] if files else None,
+        files=tuple(files) if kind in ("gpt2", "tokenizer") else (),
+        dictionary=found[0],
+        lowercase=args.lowercase or recipe.get("lowercase", False),
+    )
 
 
 def given_model(folder: Path) -> tuple[str, list[Path]]:
@@ -105,6 +121,7 @@ def prepare_corpus(
         "subwords": encoding.kind,
         "size": args.size if encoding.dictionary is None else None,
         "max_tokens": args.max_tokens,
+        "lowercase": encoding.lowercase,
         **choices,
     }
     model = [x for x in (encoding.model, *encoding.files, encoding.dictionary) if x is not None]
@@ -115,6 +132,11 @@ def prepare_corpus(
         )
 
     make(args, arguments, [*files, *model], build, finetuning.summary)
+
+
+def remotes_at(address: str, **files: tuple[str, str]) -> dict[str, Remote]:
+    """The files of the splits at one address: (name, checksum) by split."""
+    return {split: Remote(f"{address}/{name}", sum_) for split, (name, sum_) in files.items()}
 
 
 def prepare_files(

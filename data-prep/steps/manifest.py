@@ -68,7 +68,7 @@ def make_output(
     if out.exists() and not out.is_dir():
         raise PrepError(f"{out} is a file: name a folder")
     asked = {"arguments": arguments, "sources": describe_sources(sources)}
-    done = _read(out / NAME)
+    done = read_manifest(out)
     if done is not None and not force:
         if {key: done.get(key) for key in asked} == asked:
             return {**done, "fresh": False}
@@ -98,7 +98,9 @@ def make_output(
     return {**manifest, "fresh": True}
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest in a folder, if it has one."""
+    path = folder / NAME
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
