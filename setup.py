@@ -39,6 +39,7 @@ setup(
         "console_scripts": [
             "stochattn-export = fairseq_stochattn.cli:export_main",
             "stochattn-methods = fairseq_stochattn.cli:methods_main",
+            "stochattn-generate = fairseq_stochattn.generate:main",
         ],
     },
     classifiers=[

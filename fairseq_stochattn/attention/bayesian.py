@@ -56,6 +56,7 @@ class BayesianAttention(AttentionMethod):
     """One layer: a sample (or the mean) of log S, and the KL to the prior."""
 
     Config = BayesianConfig
+    samples_at_test = True
     plain_at_test = True  # the mean of S is exp(Φ)
 
     def __init__(self, config: Namespace, place: Place) -> None:

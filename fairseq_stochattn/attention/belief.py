@@ -71,6 +71,7 @@ class BeliefNetwork(AttentionMethod):
     """One layer: k, λ from h and Φ; a sample (or the mean) of log S; the KL to the prior."""
 
     Config = BeliefConfig
+    samples_at_test = True
 
     def __init__(self, config: Namespace, place: Place) -> None:
         super().__init__(config, place)

@@ -133,6 +133,8 @@ class AttentionMethod(nn.Module, ABC):
     sites: ClassVar[tuple[str, ...]] = SITES
     # At test time the model is plain attention with the same weights: such a model exports.
     plain_at_test: ClassVar[bool] = False
+    # Has a distribution over attention at test time too, to be sampled from where one asks for it.
+    samples_at_test: ClassVar[bool] = False
     # Keeps nothing between layers and leaves no loss: activation checkpoints may run it twice.
     stateless: ClassVar[bool] = False
 
