@@ -294,6 +294,7 @@ def test_splits_by_hash_are_disjoint_and_whole(name: str, tmp_path: Path) -> Non
     manifest = json.loads((out / "manifest.json").read_text())
     if name == "age":
         assert manifest["splits"]["train"]["dropped"] == {"author without a file": 1}
+        assert manifest["splits"]["test"]["dropped"] == {}
         by_text = dict(zip(texts["train"], labelled.labels(out, "train"), strict=True))
         for text, label in by_text.items():
             assert label == ("25-34" if " a1" in text else "65-xx")

@@ -48,6 +48,7 @@ def test_unusable_rows_are_counted_with_their_reason(tmp_path: Path) -> None:
     rows = [
         b"0\tgood one\tyes\tentailment",
         b"1\ttoo few\tentailment",
+        b"1\ttoo many\tof\tthem\tentailment",
         b"2\tno\tsuch\tlabel",
         b"3\t \tempty\tentailment",
         b"4\t\xff\xfe\tbytes\tentailment",
@@ -63,7 +64,7 @@ def test_unusable_rows_are_counted_with_their_reason(tmp_path: Path) -> None:
     ]
     figures = json.loads((out / "manifest.json").read_text())["splits"]["valid"]
     reasons = ("wrong number of columns", "unknown label", "empty text", "not UTF-8")
-    assert figures["dropped"] == dict.fromkeys(reasons, 1)
+    assert figures["dropped"] == {**dict.fromkeys(reasons, 1), reasons[0]: 2}
     assert figures["mended"] == {
         "byte order mark": 1,
         "NUL": 1,
@@ -91,14 +92,14 @@ def test_rows_of_json_and_scores_that_are_wrong(tmp_path: Path) -> None:
         "empty text": 1,
         "not JSON": 1,
     }
-    table = SCORES + "".join(f"0\tA\tB\t{x}\n" for x in ("1", "5.1", "nan", "x"))
+    table = SCORES + "".join(f"0\tA\tB\t{x}\n" for x in ("1", "5.1", "-1", "nan", "x", "2\t3"))
     origin = labelled.write(tmp_path / "sts", {f"STS-B/{x}.tsv": table for x in ("train", "dev")})
     assert labelled.run(prepare_glue, origin, tmp_path / "out2", "--task", "STS-B", *WORDS) == 0
     assert labelled.rows(tmp_path / "out2", "train") == [("A", "B", "0.2")]
 
 
 def test_a_sentence_with_a_bad_line_goes_as_a_whole(tmp_path: Path) -> None:
-    text = b"a\tO\nb\n\nc\tO\n\xff\tO\n\nd\tO\n\ne\tB-group\n"
+    text = b"a\tO\nb\nx\tO\n\nc\tO\n\xff\tO\n\nd\tO\n\ne\tB-group\n"
     report = Report()
     path = labelled.write(tmp_path, {"x.conll": text}) / "x.conll"
     assert list(read_conll(TextFile(path), report)) == [(["d"], ["O"]), (["e"], ["B-group"])]
