@@ -1,0 +1,151 @@
+"""The criterion ``elbo`` through fairseq's commands: terms, weights, reductions, logs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import commands
+import sizes
+
+CASES = {
+    "translation": ("translation_data", ("--arch", "transformer_babn", *sizes.TRANSFORMER)),
+    "lstm": ("translation_data", ("--arch", "lstm_babn", *sizes.LSTM)),
+    "language model": ("lm_data", ("--arch", "transformer_lm_bam", *sizes.TRANSFORMER_LM)),
+    "masked_lm": ("lm_data", ("--arch", "roberta_babn", *sizes.ROBERTA, *sizes.MASKED_LM[:2])),
+    "classification": (
+        "classification_data",
+        ("--arch", "roberta_bam", *sizes.ROBERTA, "--task", "sentence_prediction"),
+    ),
+}
+MORE = {
+    "masked_lm": ("--tokens-per-sample", 16, "--sample-break-mode", "none"),
+    "classification": ("--num-classes", 5, "--max-positions", 32),
+}
+BABN = (*CASES["translation"][1], "--criterion", "elbo", "--dropout", 0)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_every_task(
+    case: str, reduction: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """objective = task loss + w·KL, elbo = −(nll + w·KL), on every task and in both reductions."""
+    fixture, flags = CASES[case]
+    flags = (*flags, *MORE.get(case, ()), "--dropout", 0, "--criterion", "elbo")
+    weight = 0.2 if reduction == "mean" else 0.002
+    kl = ("--kl-weight", weight, "--kl-reduction", reduction, "--kl-anneal-updates", 4)
+    data = request.getfixturevalue(fixture)
+    output = commands.train(data, tmp_path, *flags, *kl, "--max-update", 6, "--no-save")
+    rows = output.stats["train_inner"]
+    weights = [float(row["kl_weight"]) for row in rows]
+    assert weights == pytest.approx([weight * min(1, n / 4) for n in range(6)], abs=1e-4)
+    for row in rows:
+        terms = {name: float(row[name]) for name in ("loss", "objective", "nll", "kl", "elbo")}
+        extra = float(row["kl_weight"]) * terms["kl"]
+        assert terms["kl"] > 0
+        assert float(row["noise"]) > 0.05
+        assert terms["elbo"] == pytest.approx(-(terms["nll"] + extra), rel=2e-3, abs=2e-3)
+        expected = terms["loss"] + extra / math.log(2)
+        assert terms["objective"] == pytest.approx(expected, rel=2e-3, abs=5e-3)
+        # Of classification fairseq logs its nll_loss per token, we log it per sentence.
+        bits = row["loss"] if case == "classification" else row.get("nll_loss", row["loss"])
+        nats = float(bits) * math.log(2)
+        assert terms["nll"] == pytest.approx(nats, abs=2e-2)
+    valid = output.stats["valid"][-1]
+    full = float(valid["valid_nll"]) + weight * float(valid["valid_kl"])
+    assert float(valid["valid_elbo"]) == pytest.approx(-full, rel=1e-3)
+
+
+def test_reductions_differ_by_the_number_of_cells(translation_data: Path, tmp_path: Path) -> None:
+    """One batch, one update: the sum is the mean times cells a token, layer by layer."""
+    found = {}
+    for reduction in ("mean", "sum"):
+        flags = (*BABN, "--kl-reduction", reduction, "--kl-weight", 0, "--max-update", 1)
+        flags = (
+            *flags,
+            "--attention-sites",
+            "cross",
+            "--attention-layers",
+            "last",
+            "--batch-size",
+            1,
+        )
+        output = commands.train(translation_data, tmp_path / reduction, *flags, "--no-save")
+        found[reduction] = float(output.stats["train_inner"][0]["kl"])
+    # One sentence of at most ten tokens: its cross-attention has two heads and one cell a token of
+    # the source, and both sides are equally long.
+    cells = found["sum"] / found["mean"]
+    assert cells == pytest.approx(2 * round(cells / 2), rel=1e-3)
+    assert 2 * 2 <= round(cells) <= 2 * 10
+
+
+def test_the_kl_sets_in_and_shrinks(translation_data: Path, tmp_path: Path) -> None:
+    """Before --kl-start its weight is 0; a heavy weight drives it down."""
+    start = (*BABN, "--kl-start", 3, "--kl-anneal-updates", 0, "--kl-weight", 0.5)
+    output = commands.train(translation_data, tmp_path / "a", *start, "--max-update", 5)
+    weights = [float(row["kl_weight"]) for row in output.stats["train_inner"]]
+    assert weights == [0, 0, 0, 0.5, 0.5]
+    found = {}
+    for weight in (0.0, 2.0):
+        flags = (*BABN, "--kl-weight", weight, "--kl-anneal-updates", 0, "--max-update", 40)
+        output = commands.train(translation_data, tmp_path / str(weight), *flags)
+        found[weight] = float(output.stats["train_inner"][-1]["kl"])
+    assert found[2.0] < 0.9 * found[0.0]
+
+
+def test_flags_of_the_wrapped_criterion_keep_their_names(
+    translation_data: Path, tmp_path: Path
+) -> None:
+    losses = {}
+    for smoothing in (0.0, 0.3):
+        flags = (*BABN, "--label-smoothing", smoothing, "--max-update", 1, "--no-save")
+        row = commands.train(translation_data, tmp_path, *flags).stats["train_inner"][0]
+        losses[smoothing] = float(row["loss"]), float(row["nll_loss"])
+    assert losses[0.0][0] == pytest.approx(losses[0.0][1])
+    assert losses[0.3][0] != losses[0.3][1]
+    named = ("--task-criterion", "cross_entropy")
+    output = commands.train(translation_data, tmp_path, *BABN, *named, "--max-update", 1)
+    assert output.losses()[0] == pytest.approx(losses[0.0][0], abs=1e-3)
+
+
+def test_the_terms_are_in_tensorboard(translation_data: Path, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    flags = (*BABN, "--max-update", 2, "--tensorboard-logdir", logs)
+    commands.train(translation_data, tmp_path / "run", *flags)
+    for split in ("train_inner", "valid"):
+        events = EventAccumulator(str(logs / split)).Reload()
+        assert {"nll", "kl", "elbo", "noise"} <= set(events.Tags()["scalars"])
+
+
+def test_validate_and_resume(translation_data: Path, tmp_path: Path) -> None:
+    """fairseq-validate computes the ELBO too; a resumed run goes on with the schedule."""
+    flags = (*BABN, "--kl-anneal-updates", 8, "--kl-weight", 0.8)
+    commands.train(translation_data, tmp_path, *flags, "--max-update", 4)
+    output = commands.validate(translation_data, tmp_path / "checkpoint_last.pt")
+    row = output.stats["valid"][-1] if "valid" in output.stats else output.stats["validate"][-1]
+    assert any(key.endswith("elbo") for key in row)
+    output = commands.train(translation_data, tmp_path, *flags, "--max-update", 6)
+    weights = [float(row["kl_weight"]) for row in output.stats["train_inner"]]
+    assert weights == pytest.approx([0.4, 0.5])
+
+
+def test_a_negative_weight_is_refused(translation_data: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="--kl-weight must not be negative"):
+        commands.train(translation_data, tmp_path, *BABN, "--kl-weight", -1, "--max-update", 1)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--babn-beta", 0), ("--babn-rho", -1), ("--babn-max-positions", 0), ("--bam-k", -2)],
+)
+def test_bad_flags_are_refused(
+    flag: str, value: float, translation_data: Path, tmp_path: Path
+) -> None:
+    arch = "transformer_bam" if "bam" in flag else "transformer_babn"
+    more = ("--arch", arch, *sizes.TRANSFORMER, "--criterion", "elbo", flag, value)
+    with pytest.raises(SystemExit, match=f"{flag} must"):
+        commands.train(translation_data, tmp_path, *more, "--max-update", 1)
