@@ -14,10 +14,12 @@ import commands
 
 SCRIPT = commands.ROOT / "examples" / "demo" / "run.py"
 
+sys.path.insert(0, str(SCRIPT.parent))
 _spec = importlib.util.spec_from_file_location("demo_run", SCRIPT)
 demo = importlib.util.module_from_spec(_spec)
 sys.modules["demo_run"] = demo
 _spec.loader.exec_module(demo)
+uncertainty = sys.modules["uncertainty"]
 
 
 def run_demo(*args: object) -> subprocess.CompletedProcess:
@@ -33,7 +35,8 @@ def test_one_epoch_from_corpus_to_score(tmp_path: Path) -> None:
     figures = json.loads((tmp_path / "run" / "result.json").read_text())
     assert figures["bleu"] > 30
     assert figures["signature"].startswith("nrefs:1|case:mixed")
-    assert f"transformer_deterministic: BLEU {figures['bleu']:.1f}" in result.stdout
+    assert f"transformer_babn: BLEU {figures['bleu']:.1f}" in result.stdout
+    assert f"AUROC {figures['auroc']['surprise']:.2f}" in result.stdout
     assert len((tmp_path / "run" / "translations.txt").read_text().splitlines()) == 500
     assert len(result.stdout.splitlines()) < 30  # a terminal screen
 
@@ -74,3 +77,20 @@ def test_every_right_translation_counts() -> None:
     perfect = demo.judge(records, [record["en"] for record in records])
     assert perfect.bleu == pytest.approx(100)
     assert score.bleu < 100
+
+
+def test_doubts_are_read_and_ranked() -> None:
+    log = "U-1\t-4.0\t0.5\t0.1 0.2\nH-1\t-1\tx\nU-0\t-0.5\t0.7\t0.1\nU-2\t-3.0\t0.1\t0.1\n"
+    doubts = uncertainty.read_doubts(log)
+    assert [doubt.surprise for doubt in doubts] == [0.5, 4.0, 3.0]
+    assert uncertainty.auroc(doubts, [False, True, True]) == {"surprise": 1.0, "spread": 0.0}
+    records = [{"de": "x", "references": ["a"] * (1 + n), "ambiguous": n > 0} for n in range(3)]
+    lines = uncertainty.describe(doubts, records, ["A", "B", "C"], shown=1)
+    assert "100% are ambiguous, of all 67%" in lines[0]
+    assert lines[1] == "   4.00 ± 0.50 bits  B"
+    assert lines[-2] == "   0.50 ± 0.70 bits  A"
+
+
+def test_plain_attention_is_not_sampled() -> None:
+    assert demo.is_random("transformer_babn_iwslt_de_en")
+    assert not demo.is_random("transformer_deterministic")

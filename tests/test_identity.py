@@ -143,7 +143,9 @@ def test_bias_and_zero_attention() -> None:
         if ours:
             attention = StochasticMultiheadAttention.adopt(attention)
             attention.attention_methods = MethodDict()
-            object.__setattr__(attention, "stack", AttentionStack("encoder", 1, attention.num_heads))
+            object.__setattr__(
+                attention, "stack", AttentionStack("encoder", 1, attention.num_heads)
+            )
         x, padding = torch.randn(9, 4, 16), zoo.pad(SOURCES).eq(zoo.PAD)
         found.append(attention(x, x, x, key_padding_mask=padding)[0])
     torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)

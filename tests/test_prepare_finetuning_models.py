@@ -12,7 +12,7 @@ import labelled
 import prepare_glue
 import prepare_text
 import prepare_wnut17
-from steps import finetuning
+from steps import binary
 from steps.subwords import applier
 
 WORDS = ("--subwords", "none")
@@ -146,10 +146,10 @@ def test_more_processes_give_the_same_bytes(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = learnt(tmp_path, kind)
-    monkeypatch.setattr(finetuning, "LARGE", 0)
+    monkeypatch.setattr(binary, "LARGE", 0)
     more = ("--task", "RTE", "--model-from", one, "--workers", 2)
     assert labelled.run(prepare_glue, tmp_path / "first", tmp_path / "two", *more) == 0
-    binary = sorted(path.relative_to(one) for path in one.rglob("*.bin"))
-    assert len(binary) == 6
-    for name in binary:
+    files = sorted(path.relative_to(one) for path in one.rglob("*.bin"))
+    assert len(files) == 6
+    for name in files:
         assert (one / name).read_bytes() == (tmp_path / "two" / name).read_bytes()

@@ -94,6 +94,8 @@ def test_equals_the_shell_pipeline_token_for_token(corpus: Path, tmp_path: Path)
     for split in ("train", "valid", "test"):
         for lang in ("de", "en"):
             assert decoded(ours, split, lang) == decoded(theirs, split, lang)
+            for name in (f"{split}.de-en.{lang}.bin", f"{split}.de-en.{lang}.idx"):
+                assert (ours / name).read_bytes() == (theirs / name).read_bytes()
     assert "@@" in " ".join(decoded(ours, "train", "de"))
     assert "&quot;" in " ".join(decoded(ours, "train", "en")).replace("@@ ", "")
 

@@ -1,54 +1,56 @@
-"""fairseq-preprocess in this process, and what is in the data it wrote."""
+"""Text to the data that fairseq-preprocess would write, byte for byte, on all cores.
+
+fairseq's own command splits a line with a regular expression, builds a tensor of it and reads every
+file twice; here lines are encoded by the chunk. Dictionaries and files are fairseq's own classes'.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator, Sequence
+import shutil
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from unittest import mock
+
+import numpy as np
+from tqdm import tqdm
 
 from steps.errors import PrepError
+from steps.parallel import map_chunks
+
+PART = 1 << 20  # tokens looked at in one go
+LARGE = 1 << 22  # bytes of text from which more than one process is worth its start
 
 
-@contextlib.contextmanager
-def _quiet_fairseq() -> Iterator[None]:
-    """fairseq reports every file; here its warnings are enough."""
-    loggers = [logging.getLogger(name) for name in ("fairseq", "fairseq_cli.preprocess")]
-    levels = [logger.level for logger in loggers]
-    handlers = [list(logger.handlers) for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        with contextlib.redirect_stdout(None):
-            yield
-    finally:
-        for logger, level, before in zip(loggers, levels, handlers, strict=True):
-            logger.setLevel(level)
-            for handler in set(logger.handlers) - set(before):
-                logger.removeHandler(handler)  # fairseq-preprocess leaves its log file open
-                handler.close()
+def workers_for(path: Path, workers: int) -> int:
+    """All workers for a text that is worth it, else one."""
+    return workers if path.stat().st_size > LARGE else 1
 
 
-def preprocess(out: Path, workers: int, *arguments: object) -> None:
-    """One call of fairseq-preprocess."""
-    from fairseq_cli import preprocess as fairseq_preprocess
-
-    given = ["--destdir", out, "--workers", workers, *arguments]
-    with (
-        mock.patch("sys.argv", ["fairseq-preprocess", *map(str, given)]),
-        _quiet_fairseq(),
-    ):
-        fairseq_preprocess.cli_main()
+def _lines(path: Path, what: str) -> Iterator[str]:
+    with path.open(encoding="utf-8", newline="\n") as file:
+        yield from tqdm(file, f"{path.name}: {what}", leave=False, disable=None)
 
 
-def binarise_text(
-    texts: dict[str, Path], out: Path, workers: int, dictionary: Path | None = None
-) -> None:
-    """One text a split (``{"train": Path}``) into ``out``, with a dictionary or a new one."""
-    prefixes = [x for split, path in texts.items() for x in (f"--{split}pref", path)]
-    known = [] if dictionary is None else ["--srcdict", dictionary]
-    preprocess(out, workers, "--only-source", *prefixes, *known)
+def _counter() -> Callable[[list[str]], list[Counter[str]]]:
+    return lambda lines: [Counter(word for line in lines for word in line.split())]
+
+
+def build_dictionary(texts: Iterable[Path], path: Path, workers: int) -> None:
+    """The words of all texts by frequency, as fairseq-preprocess orders and pads them."""
+    from fairseq.data import Dictionary
+
+    counts: Counter[str] = Counter()
+    for text in texts:
+        parts = map_chunks(_counter, (), _lines(text, "words"), workers_for(text, workers))
+        for part in parts:
+            counts.update(part)
+    dictionary = Dictionary()
+    for word, count in counts.items():
+        dictionary.add_symbol(word, count)
+    dictionary.finalize(padding_factor=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    dictionary.save(str(path))
 
 
 def write_dictionary(symbols: Sequence[str], path: Path) -> None:
@@ -59,14 +61,65 @@ def write_dictionary(symbols: Sequence[str], path: Path) -> None:
     path.write_text("".join(lines), encoding="utf-8")
 
 
-def count_tokens(prefix: Path, dictionary: Path) -> tuple[int, int]:
-    """Tokens of binarised data without the sentence ends, and how many of them are unknown."""
-    from fairseq.data import Dictionary, data_utils
+def _encoder(dictionary: Path) -> Callable[[list[str]], list[tuple[bytes, list[int]]]]:
+    """Work: a chunk of lines as one run of token numbers, and the length of every line."""
+    from fairseq.data import Dictionary
+    from fairseq.data.indexed_dataset import best_fitting_int_dtype
 
     symbols = Dictionary.load(str(dictionary))
-    with _quiet_fairseq():
-        data = data_utils.load_indexed_dataset(str(prefix), symbols)
-    if data is None:
-        raise PrepError(f"fairseq-preprocess wrote no {prefix}")
-    unknown = sum(int((row == symbols.unk()).sum()) for row in data)
-    return int(data.sizes.sum()) - len(data), unknown
+    number, unknown, end = symbols.indices.get, symbols.unk(), symbols.eos()
+    dtype = best_fitting_int_dtype(len(symbols))
+
+    def work(lines: list[str]) -> list[tuple[bytes, list[int]]]:
+        tokens: list[int] = []
+        lengths: list[int] = []
+        for line in lines:
+            before = len(tokens)
+            tokens.extend(number(word, unknown) for word in line.split())
+            tokens.append(end)
+            lengths.append(len(tokens) - before)
+        return [(np.array(tokens, dtype=dtype).tobytes(), lengths)]
+
+    return work
+
+
+def binarise_lines(text: Path, dictionary: Path, prefix: Path, workers: int) -> None:
+    """PREFIX.bin and PREFIX.idx: a sentence a line, each with the end of sentence behind."""
+    from fairseq.data import Dictionary
+    from fairseq.data.indexed_dataset import MMapIndexedDataset, best_fitting_int_dtype
+
+    dtype = best_fitting_int_dtype(len(Dictionary.load(str(dictionary))))
+    sizes = array("i")
+    lines = _lines(text, "numbers")
+    with Path(f"{prefix}.bin").open("wb") as data:
+        for tokens, lengths in map_chunks(
+            _encoder, (dictionary,), lines, workers_for(text, workers)
+        ):
+            data.write(tokens)
+            sizes.extend(lengths)
+    with MMapIndexedDataset.Index.writer(f"{prefix}.idx", dtype) as index:
+        index.write(sizes)
+
+
+def binarise_text(
+    texts: dict[str, Path], out: Path, workers: int, dictionary: Path, suffix: str = ""
+) -> None:
+    """One text a split into ``out``, which gets the dictionary too; ``suffix`` as ``.de-en.de``."""
+    out.mkdir(parents=True, exist_ok=True)
+    name = f"dict{suffix[suffix.rfind('.') :] if suffix else ''}.txt"
+    if dictionary != out / name:
+        shutil.copyfile(dictionary, out / name)
+    for split, text in texts.items():
+        binarise_lines(text, dictionary, out / f"{split}{suffix}", workers)
+
+
+def count_tokens(prefix: Path, dictionary: Path) -> tuple[int, int]:
+    """Tokens of binarised data without the sentence ends, and how many of them are unknown."""
+    from fairseq.data import Dictionary
+    from fairseq.data.indexed_dataset import MMapIndexedDataset, best_fitting_int_dtype
+
+    symbols = Dictionary.load(str(dictionary))
+    unknown, data = symbols.unk(), MMapIndexedDataset(str(prefix))
+    tokens = np.memmap(f"{prefix}.bin", best_fitting_int_dtype(len(symbols)), mode="r")
+    parts = (tokens[start : start + PART] for start in range(0, len(tokens), PART))
+    return len(tokens) - len(data), sum(int((part == unknown).sum()) for part in parts)

@@ -29,7 +29,13 @@ from typing import Any
 from tqdm import tqdm
 
 from steps import overlap, subwords
-from steps.binary import binarise_text, count_tokens, preprocess, write_dictionary
+from steps.binary import (
+    binarise_text,
+    build_dictionary,
+    count_tokens,
+    workers_for,
+    write_dictionary,
+)
 from steps.errors import PrepError
 from steps.examples import IGNORE, Example, Figures, Shape, examples, write_text
 from steps.lines import Report
@@ -46,7 +52,6 @@ NOTES = {
     "too_long": "pairs longer than --max-tokens (kept whole)",
     "unwritable": "words or texts that the subwords cannot write (one <unk> each)",
 }
-LARGE = 1 << 22  # bytes of text from which more than one process is worth its start
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ def cut_split(
     most = encoding.max_tokens
     with overlap.writers(cut / split, parts) as files:
         work = word_cutter if tags else cutter
-        many = workers if (text / f"{split}.input0").stat().st_size > LARGE else 1
+        many = workers_for(text / f"{split}.input0", workers)
         for row in map_chunks(work, (encoding.kind, encoding.model), rows, many):
             if tags:
                 figures.unwritable += row[2]
@@ -135,17 +140,9 @@ def cut_split(
             overlap.write(files, [" ".join(pieces) + "\n" for pieces in row])
 
 
-def binarise_split(path: Path, split: str, out: Path, dictionary: Path, workers: int) -> None:
-    """One text as ``out/SPLIT``, whatever the split is called, with exactly this dictionary."""
-    many = workers if path.stat().st_size > LARGE else 1
-    binarise_text({"train": path}, out / "made", many, dictionary)
-    for suffix in ("bin", "idx"):
-        (out / "made" / f"train.{suffix}").replace(out / f"{split}.{suffix}")
-    shutil.rmtree(out / "made")
-    shutil.copyfile(dictionary, out / "dict.txt")
-
-
-def make_dictionary(shape: Shape, encoding: Encoding, cut: Path, scratch: Path) -> Path:
+def make_dictionary(
+    shape: Shape, encoding: Encoding, cut: Path, scratch: Path, workers: int
+) -> Path:
     """The given dict.txt, all symbols of the model, or the words of the training text."""
     if encoding.dictionary is not None:
         return encoding.dictionary
@@ -154,12 +151,7 @@ def make_dictionary(shape: Shape, encoding: Encoding, cut: Path, scratch: Path) 
     if symbols is not None:
         write_dictionary(symbols, path)
         return path
-    together = scratch / "train"
-    with together.open("wb") as file:
-        for part in shape.parts:
-            with (cut / f"train.{part}").open("rb") as lines:
-                shutil.copyfileobj(lines, file)
-    preprocess(scratch, 1, "--only-source", "--trainpref", together, "--dict-only")
+    build_dictionary([cut / f"train.{part}" for part in shape.parts], path, workers)
     return path
 
 
@@ -173,7 +165,7 @@ def write_labels(split: str, shape: Shape, folder: Path, out: Path, scratch: Pat
         return
     dictionary = scratch / "labels.txt"
     write_dictionary(shape.symbols, dictionary)
-    binarise_split(path, split, out / "label", dictionary, 1)
+    binarise_text({split: path}, out / "label", 1, dictionary)
 
 
 def prepare(
@@ -202,10 +194,10 @@ def prepare(
     encoding = _with_model(encoding, [text / f"train.{part}" for part in shape.parts], out)
     for split, figures in found.items():
         cut_split(split, shape, encoding, text, cut, workers, figures)
-    dictionary = make_dictionary(shape, encoding, cut, scratch)
+    dictionary = make_dictionary(shape, encoding, cut, scratch, workers)
     for split, figures in found.items():
         for part in shape.parts:
-            binarise_split(cut / f"{split}.{part}", split, out / part, dictionary, workers)
+            binarise_text({split: cut / f"{split}.{part}"}, out / part, workers, dictionary)
         write_labels(split, shape, cut if shape.kind == "tagging" else text, out, scratch)
         counts = [count_tokens(out / part / split, dictionary) for part in shape.parts]
         tokens, unknown = (sum(column) for column in zip(*counts, strict=True))

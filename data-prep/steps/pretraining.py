@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from steps import models, subwords
-from steps.binary import binarise_text, count_tokens, preprocess, write_dictionary
+from steps.binary import binarise_text, build_dictionary, count_tokens, write_dictionary
 from steps.command import OneLineParser, common_parser, make, positive
 from steps.documents import Document, Seen, sentence_splitter, tidy
 from steps.duplicates import fingerprint
@@ -238,7 +238,7 @@ def _dictionary(recipe: Recipe, model: Path | None, text: Path, folder: Path, wo
         return model / "dict.txt"
     known = subwords.vocabulary(recipe.subwords, model)
     if known is None:
-        preprocess(folder, workers, "--only-source", "--trainpref", text, "--dict-only")
+        build_dictionary([text], path, workers)
     else:
         write_dictionary(known, path)
     return path

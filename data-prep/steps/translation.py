@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from steps import subwords
-from steps.binary import count_tokens, preprocess
+from steps.binary import binarise_text, build_dictionary, count_tokens
 from steps.errors import PrepError
 from steps.lines import Report
 from steps.overlap import check, parallel_lines, write, writers
@@ -162,19 +162,19 @@ def split_training(recipe: Recipe, cut: Path) -> list[Path]:
 
 
 def binarise(recipe: Recipe, cut: Path, out: Path, splits: list[str], workers: int) -> None:
-    """fairseq-preprocess with a joined dictionary, of all training data whatever the shards."""
-    languages = ["-s", recipe.source_lang, "-t", recipe.target_lang, "--joined-dictionary"]
+    """What fairseq-preprocess --joined-dictionary writes, with one dictionary for all shards."""
+    dictionary = cut / "dict.txt"
+    build_dictionary([cut / f"train.{lang}" for lang in recipe.languages], dictionary, workers)
     prefixes = {split: [cut / split] for split in splits}
-    known: list[object] = []
     if recipe.shards > 1:
-        preprocess(out, workers, *languages, "--trainpref", cut / "train", "--dict-only")
-        known = ["--srcdict", out / f"dict.{recipe.source_lang}.txt"]
         prefixes["train"] = split_training(recipe, cut)
+    pair = "-".join(recipe.languages)
     for number, folder in enumerate(shard_folders(out, recipe.shards)):
         # fairseq reads the held-out sets from the first folder only.
         here = {split: paths[number] for split, paths in prefixes.items() if len(paths) > number}
-        given = [x for split, path in here.items() for x in (f"--{split}pref", path)]
-        preprocess(folder, workers, *languages, *known, *given)
+        for lang in recipe.languages:
+            texts = {split: path.with_name(f"{path.name}.{lang}") for split, path in here.items()}
+            binarise_text(texts, folder, workers, dictionary, f".{pair}.{lang}")
 
 
 def tokens_of(recipe: Recipe, out: Path, split: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Train and judge a small German-English translation model from nothing, offline, in minutes.
 
 Makes a corpus, cuts it into pieces, trains an architecture of this package with fairseq,
-translates the test part and scores the translations.
+translates the test part, scores the translations and shows which of them the model is unsure of.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from uncertainty import auroc, describe, read_doubts
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "fairseq_stochattn"
 GENERATOR = REPOSITORY / "data-prep" / "generate_numbers.py"
@@ -36,7 +38,7 @@ MARKER = ".stochattn-demo"
 RESULT = "result.json"
 LOG_LINES_SHOWN = 15
 LOG_WIDTH_SHOWN = 240
-EXAMPLE_KINDS = ("schedule", "clock", "price", "date", "number")
+SAMPLES = 20
 
 # Small enough for one core; no dropout, which costs time and is not needed: after four epochs the
 # loss on unseen sentences is that on the training part.
@@ -50,7 +52,7 @@ MODEL_OPTIONS = (
 TRAIN_OPTIONS = (
     *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0"),
     *("--lr", "2e-3", "--lr-scheduler", "polynomial_decay", "--warmup-updates", "400"),
-    *("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1"),
+    *("--criterion", "elbo", "--label-smoothing", "0.1", "--kl-anneal-updates", "1000"),
     *("--batch-size", str(SENTENCES_PER_UPDATE), "--no-epoch-checkpoints"),
     *("--log-format", "json", "--log-interval", "100"),
 )
@@ -205,8 +207,12 @@ class Demo:
         self.run_logged(command, log, on_line=show_epoch)
 
     def translate(self, log: Path) -> None:
+        # Attention without a distribution has nothing to sample: fairseq's own command then.
+        sampled = is_random(self.arch)
+        program = "stochattn-generate" if sampled else "fairseq-generate"
         command = [
-            *(console_command("fairseq-generate"), "data", "--user-dir", str(PACKAGE)),
+            *(console_command(program), "data", "--user-dir", str(PACKAGE)),
+            *(("--samples", str(SAMPLES)) if sampled else ()),
             *("--path", "checkpoints/checkpoint_best.pt"),
             *("--beam", "5", "--remove-bpe", "sentencepiece", "--batch-size", "100"),
             *(*DATA_OPTIONS, *device_options()),
@@ -224,9 +230,11 @@ class Demo:
         records, translations = self.read_translations()
         score = judge(records, translations)
         seconds = {name: round(value, 1) for name, value in self.seconds.items()}
+        doubts = self.read_doubts()
         result = {
             **{"arch": self.arch, "epochs": self.epochs, "seed": self.seed},
             **vars(score),
+            "auroc": auroc(doubts, [x["ambiguous"] for x in records]) if doubts else None,
             "seconds": seconds,
         }
         text = json.dumps(result, indent=2)
@@ -240,6 +248,9 @@ class Demo:
             raise DemoError(f"{len(translations)} translations of {len(lines)} test sentences")
         return [json.loads(line) for line in lines], translations
 
+    def read_doubts(self) -> list:
+        return read_doubts((self.out / "logs" / "translate.log").read_text(encoding="utf-8"))
+
     def print_summary(self) -> None:
         result = json.loads((self.out / RESULT).read_text(encoding="utf-8"))
         print(f"\n{self.arch}: BLEU {result['bleu']:.1f}  ({result['signature']})")
@@ -249,12 +260,14 @@ class Demo:
             "with several"
         )
         records, translations = self.read_translations()
-        for kind in EXAMPLE_KINDS:
-            number = next(i for i, record in enumerate(records) if record["kind"] == kind)
-            references = records[number]["references"]
-            verdict = "right" if translations[number] in references else "wrong"
-            print(f"  {records[number]['de']}")
-            print(f"    {translations[number]}  [{verdict}, {len(references)} possible]")
+        doubts = self.read_doubts()
+        if doubts:
+            found = result["auroc"]
+            print(
+                "unsure where several are right: AUROC "
+                f"{found['surprise']:.2f} by the probability, {found['spread']:.2f} by its spread"
+            )
+            print(*describe(doubts, records, translations), sep="\n")
         print(f"{sum(self.seconds.values()):.0f} s in all; everything is in {self.out}")
 
 
@@ -269,6 +282,14 @@ def judge(records: list[dict], translations: list[str]) -> Score:
         right[record["ambiguous"]].append(translation in record["references"])
     shares = {key: sum(hits) / len(hits) for key, hits in right.items()}
     return Score(bleu, str(metric.get_signature()), shares[False], shares[True])
+
+
+def is_random(arch: str) -> bool:
+    """Whether an arch of ours has attention to sample from at test time."""
+    from fairseq_stochattn.attention.method import METHODS
+
+    names = [name for name, method in METHODS.items() if method.samples_at_test]
+    return any(f"_{name}_" in f"{arch}_" for name in names)
 
 
 def console_command(name: str) -> str:
@@ -326,7 +347,7 @@ def positive(text: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("demo-run"), help="default: %(default)s")
-    parser.add_argument("--arch", default="transformer_deterministic", help="default: %(default)s")
+    parser.add_argument("--arch", default="transformer_babn", help="default: %(default)s")
     parser.add_argument("--epochs", type=positive, default=4, help="default: %(default)s")
     parser.add_argument("--seed", type=positive, default=1, help="default: %(default)s")
     arguments = parser.parse_args(argv)
