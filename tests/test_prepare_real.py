@@ -1,0 +1,85 @@
+"""Multi30k and Tatoeba from their real files; and memory that does not grow with a corpus."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import commands
+import prepare_multi30k
+import prepare_tatoeba
+
+SHARED = commands.ROOT.parent / "shared" / "data"
+PEAK = (
+    "import resource, subprocess, sys; code = subprocess.call(sys.argv[1:]); "
+    "print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+)
+
+
+def real(corpus: str) -> Path:
+    folder = SHARED / corpus
+    if not folder.is_dir():
+        pytest.skip(f"{corpus} is not there: {folder}")
+    return folder
+
+
+def test_multi30k_whole(tmp_path: Path) -> None:
+    origin, out = real("multi30k"), tmp_path / "out"
+    arguments = ["--from", str(origin), "--out", str(out), "--size", "300"]
+    assert prepare_multi30k.main(arguments) == 0
+    manifest = json.loads((out / "manifest.json").read_text())
+    kept = {split: figures["kept"] for split, figures in manifest["splits"].items()}
+    assert kept == {"train": 29_000, "valid": 1_014, "test": 1_000}
+    assert manifest["splits"]["train"]["duplicates"] == 3
+    assert manifest["splits"]["test"]["unknown_rate"] < 0.001
+    # The files here are those of the official address.
+    wanted = {remote.name: remote.checksum for remote in prepare_multi30k.REMOTES}
+    assert manifest["sources"] == wanted
+
+
+def test_tatoeba_whole(tmp_path: Path) -> None:
+    origin, out = real("tatoeba"), tmp_path / "out"
+    arguments = ["--from", str(origin), "--out", str(out), "--subwords", "none"]
+    assert prepare_tatoeba.main(arguments) == 0
+    manifest = json.loads((out / "manifest.json").read_text())
+    kept = {split: figures["kept"] for split, figures in manifest["splits"].items()}
+    assert kept == {"train": 166_408, "valid": 1_734, "test": 1_671}
+    assert manifest["sources"] == {"deu-eng.zip": prepare_tatoeba.REMOTE.checksum}
+
+
+def peak_memory(folder: Path, lines: int) -> int:
+    """Peak of prepare_pairs' processes in KiB, on so many lines of a fixed vocabulary."""
+    folder.mkdir()
+    rng = random.Random(lines)
+    words = [f"w{n}" for n in range(500)]
+    for split, count in (("train", lines), ("valid", 10)):
+        for lang in ("de", "en"):
+            rows = (" ".join(rng.choices(words, k=20)) for _ in range(count))
+            (folder / f"{split}.{lang}").write_text("".join(f"{row}\n" for row in rows))
+    script = commands.ROOT / "data-prep" / "prepare_pairs.py"
+    given = ("--source-lang", "de", "--target-lang", "en", "--raw", "--size", 50, "--workers", 2)
+    text = [x for split in ("train", "valid") for x in (f"--{split}", folder / split)]
+    command = [sys.executable, script, "--out", folder / "out", *given, *text]
+    found = subprocess.run(
+        [sys.executable, "-c", PEAK, *map(str, command)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    code, peak = found.stdout.splitlines()[-1].split()
+    assert code == "0", found.stderr
+    return int(peak)
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
+    small, large = (peak_memory(tmp_path / str(n), n) for n in (5_000, 60_000))
+    text = sum(path.stat().st_size for path in (tmp_path / "60000").glob("train.*")) // 1024
+    assert text > 8_000
+    # Sixteen bytes a line of index, no line of text.
+    assert large - small < 0.5 * text
