@@ -10,6 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import commands
 import sizes
+from test_precision import PRECISIONS
 
 CASES = {
     "translation": ("translation_data", ("--arch", "transformer_babn", *sizes.TRANSFORMER)),
@@ -131,6 +132,33 @@ def test_validate_and_resume(translation_data: Path, tmp_path: Path) -> None:
     output = commands.train(translation_data, tmp_path, *flags, "--max-update", 6)
     weights = [float(row["kl_weight"]) for row in output.stats["train_inner"]]
     assert weights == pytest.approx([0.4, 0.5])
+
+
+def test_finetuning_starts_at_the_plain_model(translation_data: Path, tmp_path: Path) -> None:
+    """--finetune-from-model: before the first step the mean attention is the deterministic one."""
+    plain = ("--arch", "transformer", *sizes.TRANSFORMER, "--dropout", 0, "--max-epoch", 2)
+    output = commands.train(translation_data, tmp_path / "plain", *plain, user_dir=None)
+    expected = float(output.stats["valid"][-1]["valid_loss"])
+    start = ("--finetune-from-model", tmp_path / "plain" / "checkpoint_last.pt", "--lr", 0)
+    named = ("--task-criterion", "cross_entropy", "--max-update", 1, "--babn-sigma", 1e-12)
+    output = commands.train(translation_data, tmp_path / "ours", *BABN, *named, *start)
+    assert float(output.stats["valid"][-1]["valid_loss"]) == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("case", ["translation", "lstm"])
+def test_reduced_precision_learns(
+    precision: str, case: str, translation_data: Path, tmp_path: Path
+) -> None:
+    """fp16 and AMP: finite terms, and the loss falls as in fp32."""
+    flags = (*CASES[case][1], "--criterion", "elbo", "--dropout", 0, "--max-update", 12)
+    found = []
+    for more in ((), (*PRECISIONS[precision], "--fp16-init-scale", 4)):
+        output = commands.train(translation_data, tmp_path / str(len(more)), *flags, *more)
+        found.append(output.losses())
+        assert all(math.isfinite(float(row["kl"])) for row in output.stats["train_inner"])
+    assert found[1][-1] < 0.95 * found[1][0]
+    assert found[1][-1] == pytest.approx(found[0][-1], rel=0.05)
 
 
 def test_a_negative_weight_is_refused(translation_data: Path, tmp_path: Path) -> None:

@@ -105,9 +105,9 @@ class BeliefNetwork(AttentionMethod):
 
     def _forward(self, logits: Tensor, cells: Cells) -> Tensor:
         config, leaving = self.config, self.losses_wanted
-        scores = log_scores(logits, cells, self.normalized)
         if not (self.stochastic or leaving or config.babn_sigma > 0):
-            return scores  # log E[S] = log exp(Φ): plain attention
+            return logits  # log E[S] is Φ, but for what is added to all keys: plain attention
+        scores = log_scores(logits, cells, self.normalized)
         f1, *rest = self.upward(logits, cells).apply(
             self.maps or self.shared(cells.stack).maps, self.layer
         )

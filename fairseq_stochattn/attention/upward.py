@@ -29,12 +29,15 @@ class PositionMap(nn.Module):
 
     def forward(self, h: Tensor) -> list[Tensor]:
         """(B, H, T, S) → a tensor of that shape for each map."""
-        maps, known = self.weight.size(0), min(h.size(-1), self.max_positions)
-        weight = self.weight[:, :known, :known].reshape(maps * known, known).to(h.dtype)
-        bias = self.bias[:, :known].reshape(maps * known).to(h.dtype)
-        mixed = F.linear(h[..., :known], weight, bias).chunk(maps, dim=-1)
+        known = min(h.size(-1), self.max_positions)
+        front = h[..., :known]
+        # One product a map: slices of the matrices are views, both together would be a copy.
+        mixed = [
+            F.linear(front, weight[:known, :known].to(h.dtype), bias[:known].to(h.dtype))
+            for weight, bias in zip(self.weight, self.bias, strict=True)
+        ]
         if known == h.size(-1):
-            return list(mixed)
+            return mixed
         return [torch.cat([m, h[..., known:]], dim=-1) for m in mixed]
 
 
@@ -53,37 +56,34 @@ class HeadMap(nn.Module):
         return list(mixed + self.bias.to(h.dtype)[:, None, :, None, None])
 
 
-@dataclass
 class Alignment:
     """Keys moved along so that every sentence's first real token is at position 0.
 
     Sources are padded on the left: without this, a token's position would depend on the longest
-    sentence of its batch. ``offsets`` is None where nothing has to move.
+    sentence of its batch. The indices are None where nothing has to move.
     """
 
-    offsets: Tensor | None  # (B, 1, 1): padding in front of each sentence
-
-    @classmethod
-    def of(cls, cells: Cells) -> Alignment:
-        if cells.key_padding is None:
-            return cls(None)
-        offsets = cells.key_padding.long().cumprod(dim=1).sum(dim=1)
-        return cls(offsets.view(-1, 1, 1) if bool(offsets.any()) else None)
+    def __init__(self, key_padding: Tensor | None) -> None:
+        self.forth: Tensor | None = None  # (B, 1, 1, S): where each aligned key is
+        self.back: Tensor | None = None  # (B, 1, 1, S): where each key is, aligned
+        if key_padding is None or not bool(key_padding[:, 0].any()):
+            return
+        offsets = key_padding.long().cumprod(dim=1).sum(dim=1).view(-1, 1, 1, 1)
+        keys = torch.arange(key_padding.size(1), device=key_padding.device)
+        self.forth = (keys + offsets) % len(keys)
+        self.back = (keys - offsets) % len(keys)
 
     def align(self, x: Tensor) -> Tensor:
-        return x if self.offsets is None else self._roll(x, self.offsets)
+        """x (B|1, h, t, S)."""
+        return x if self.forth is None else self._pick(x, self.forth)
 
     def restore(self, x: Tensor) -> Tensor:
-        return x if self.offsets is None else self._roll(x, -self.offsets)
+        return x if self.back is None else self._pick(x, self.back)
 
     @staticmethod
-    def _roll(x: Tensor, offsets: Tensor) -> Tensor:
-        """x (B, h, t, S): every sentence's keys moved ``offsets`` places to the left, in a ring."""
-        keys = x.size(-1)
-        index = (torch.arange(keys, device=x.device) + offsets) % keys  # (B, 1, S)
-        batch = max(x.size(0), offsets.size(0))
-        x = x.expand(batch, -1, -1, -1)
-        return x.gather(-1, index.unsqueeze(1).expand(-1, x.size(1), x.size(2), -1))
+    def _pick(x: Tensor, index: Tensor) -> Tensor:
+        x = x.expand(index.size(0), -1, -1, -1)
+        return x.gather(-1, index.expand_as(x))
 
 
 class UpwardChain(nn.Module):
@@ -97,7 +97,7 @@ class UpwardChain(nn.Module):
     def forward(self, first_logits: Tensor, cells: Cells) -> UpwardStates:
         """Everything from Φ¹ (B, H, T, S): hidden cells that must not be seen are 0 at every step,
         so that padding and the future mix into nothing."""
-        alignment = Alignment.of(cells)
+        alignment = Alignment(cells.key_padding)
         h = alignment.align(cells.mask(first_logits).softmax(dim=-1))
         hidden = None if cells.blocked is None else alignment.align(cells.blocked)
         states: dict[int, Tensor] = {}
