@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_stochattn import compat
 from fairseq_stochattn.attention.method import METHODS, parse_methods
 from fairseq_stochattn.attention.stack import AttentionConfig
+from fairseq_stochattn.criterions.attention_losses import DEFAULTS, AttentionLosses
 from fairseq_stochattn.errors import UsageError
 from fairseq_stochattn.models.backbone import PLAIN_ARCHS
 from fairseq_stochattn.models.config import complete, is_typed
@@ -48,7 +50,7 @@ def to_plain(state: dict[str, Any]) -> dict[str, Any]:
         typed=True,
     )
     for method in parse_methods(args.attention):
-        if not METHODS[method].plain_at_test:
+        if not METHODS[method].is_plain_at_test(args):
             raise UsageError(
                 f"{method} attention is not plain attention at test time: a plain checkpoint "
                 "cannot express it"
@@ -62,7 +64,9 @@ def to_plain(state: dict[str, Any]) -> dict[str, Any]:
         task_flags = _as_dict(config.get("task"))
         plain_args = Namespace(**{**task_flags, **set_flags, "arch": PLAIN_ARCHS[arch]})
     weights = {name: value for name, value in state["model"].items() if not is_ours(name)}
-    plain = {**state, "model": weights, "cfg": {**config, "model": plain_args}}
+    criterion = _plain_criterion(config)
+    plain = {**state, "model": weights}
+    plain["cfg"] = {**config, "model": plain_args, "criterion": criterion}
     if len(weights) < len(state["model"]):
         # The optimizer counts parameters by position; with some gone its state fits no more.
         plain.pop("last_optimizer_state", None)
@@ -88,6 +92,19 @@ def _arch_of(model_config: Any) -> str | None:
     if isinstance(model_config, (dict, DictConfig)):
         return model_config.get("_name")
     return getattr(model_config, "_name", None) or getattr(model_config, "arch", None)
+
+
+def _plain_criterion(config: Any) -> dict[str, Any]:
+    """The criterion that ours wrapped, with its own flags: what fairseq-validate will look for."""
+    given = _as_dict(config.get("criterion"))
+    ours = CRITERION_REGISTRY.get(given.get("_name"))
+    if ours is None or not issubclass(ours, AttentionLosses):
+        return given
+    name = given.get("task_criterion", "auto")
+    if name == "auto":
+        name = DEFAULTS[_as_dict(config.get("task"))["_name"]]
+    wanted = {entry.name for entry in fields(CRITERION_DATACLASS_REGISTRY[name])}
+    return {**{k: v for k, v in given.items() if k in wanted}, "_name": name}
 
 
 def _as_dict(config: Any) -> dict[str, Any]:

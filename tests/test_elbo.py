@@ -10,6 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import commands
 import sizes
+from fairseq_stochattn import compat
+from fairseq_stochattn.export import export
 from test_precision import PRECISIONS
 
 CASES = {
@@ -159,6 +161,31 @@ def test_reduced_precision_learns(
         assert all(math.isfinite(float(row["kl"])) for row in output.stats["train_inner"])
     assert found[1][-1] < 0.95 * found[1][0]
     assert found[1][-1] == pytest.approx(found[0][-1], rel=0.05)
+
+
+@pytest.mark.parametrize("arch", ["transformer_bam", "transformer_babn"])
+def test_export_to_plain_fairseq(arch: str, translation_data: Path, tmp_path: Path) -> None:
+    """Where the mean is plain attention (σ = 0) the plain checkpoint scores the same, and
+    names the criterion that elbo wrapped."""
+    flags = ("--arch", arch, *sizes.TRANSFORMER, "--criterion", "elbo", "--dropout", 0)
+    more = ("--babn-sigma", 0, "--max-epoch", 2, "--label-smoothing", 0.1)
+    output = commands.train(translation_data, tmp_path, *flags, *more)
+    plain = tmp_path / "plain.pt"
+    export(tmp_path / "checkpoint_last.pt", plain)
+    saved = compat.load_checkpoint(str(plain))["cfg"]
+    assert saved["criterion"]["_name"] == "label_smoothed_cross_entropy"
+    assert saved["criterion"]["label_smoothing"] == 0.1
+    assert not {"kl_weight", "task_criterion"} & set(saved["criterion"])
+    found = commands.validate(translation_data, plain).stats["valid"][-1]
+    assert "valid_elbo" not in found
+    expected = float(output.stats["valid"][-1]["valid_loss"])
+    assert float(found["valid_loss"]) == pytest.approx(expected, abs=2e-3)
+
+
+def test_babn_with_sigma_does_not_export(translation_data: Path, tmp_path: Path) -> None:
+    commands.train(translation_data, tmp_path, *BABN, "--max-update", 1)
+    with pytest.raises(SystemExit, match="babn attention is not plain attention at test time"):
+        export(tmp_path / "checkpoint_last.pt", tmp_path / "plain.pt")
 
 
 def test_a_negative_weight_is_refused(translation_data: Path, tmp_path: Path) -> None:

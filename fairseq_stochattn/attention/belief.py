@@ -94,6 +94,11 @@ class BeliefNetwork(AttentionMethod):
             maps = build_maps(config, upward_inputs(config), stack.num_heads)
         return SharedUpward(UpwardChain(f3, layers), maps)
 
+    @classmethod
+    def is_plain_at_test(cls, config: Namespace) -> bool:
+        """Without σ the mean of S is exp(Φ)."""
+        return config.babn_sigma == 0
+
     @staticmethod
     def shared(stack: AttentionStack) -> SharedUpward:
         return stack.shared["babn"]

@@ -149,6 +149,11 @@ class AttentionMethod(nn.Module, ABC):
         """Parameters that belong to the whole stack; found again as ``stack.shared[name]``."""
         return None
 
+    @classmethod
+    def is_plain_at_test(cls, config: Namespace) -> bool:
+        """``plain_at_test`` where it depends on the flags."""
+        return cls.plain_at_test
+
     @abstractmethod
     def forward(self, logits: Tensor, cells: Cells) -> Tensor:
         """logits (B, H, T, S) → logits (B, H, T, S)."""
