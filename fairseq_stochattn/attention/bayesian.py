@@ -53,7 +53,10 @@ class BayesianConfig(FairseqDataclass):
 
 @register_method("bam")
 class BayesianAttention(AttentionMethod):
-    """One layer: a sample (or the mean) of log S, and the KL to the prior."""
+    """Bayesian attention module: Weibull or lognormal weights of fixed width.
+
+    In one layer: a sample (or the mean) of log S, and the KL to the prior.
+    """
 
     Config = BayesianConfig
     samples_at_test = True

@@ -68,7 +68,10 @@ def log_scores(logits: Tensor, cells: Cells, normalized: bool) -> Tensor:
 
 @register_method("babn")
 class BeliefNetwork(AttentionMethod):
-    """One layer: k, λ from h and Φ; a sample (or the mean) of log S; the KL to the prior."""
+    """Bayesian attention belief network: Weibull weights linked along the layers, gamma prior.
+
+    In one layer: k, λ from h and Φ; a sample (or the mean) of log S; the KL to the prior.
+    """
 
     Config = BeliefConfig
     samples_at_test = True

@@ -22,7 +22,7 @@ from fairseq_stochattn.errors import UsageError
 
 @dataclass
 class ElboConfig(FairseqDataclass):
-    kl_weight: float = field(default=0.001, metadata={"help": "w, full weight of the KL"})
+    kl_weight: float = field(default=0.0001, metadata={"help": "w, full weight of the KL"})
     kl_start: int = field(default=0, metadata={"help": "update at which the KL sets in"})
     kl_anneal_updates: int = field(
         default=4000, metadata={"help": "updates over which w grows from 0 to its full weight"}
