@@ -7,6 +7,8 @@ Masses are 0 at padding and add up to 1; no other mask is needed.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -48,31 +50,34 @@ def sinkhorn(
     at convergence that of ⟨C, π⟩ with π held fixed is the gradient of the entropic cost.
     """
     log_p, log_r = p_q.log().unsqueeze(-1), p_k.log().unsqueeze(-2)  # (B, 1, T, 1), (B, 1, 1, S)
-
-    def of_queries(g: Tensor, heat: float) -> Tensor:  # the f that makes the rows exact
-        return -heat * torch.logsumexp(log_r + (g - cost) / heat, dim=-1, keepdim=True)
-
-    def of_keys(f: Tensor, heat: float) -> Tensor:
-        return -heat * torch.logsumexp(log_p + (f - cost) / heat, dim=-2, keepdim=True)
-
     f, g = torch.zeros_like(cost[..., :1]), torch.zeros_like(cost[..., :1, :])
     widest = cost.max().item() if cost.numel() else 0.0
-    since = 0  # iterations at ε
+    heat, since = math.inf, 0  # the temperature, and for how many iterations it has been ε
     for n in range(iterations):
-        # The temperature falls to ε by halves: it brings the potentials near their solution.
-        heat = max(epsilon, widest * 0.5**n)
+        if heat > epsilon:
+            # It falls to ε by halves, which brings the potentials near their solution.
+            heat = max(epsilon, widest * 0.5**n)
+            kernel = cost / -heat
         step = RELAXED if since >= CHECK_EVERY else 1.0
-        f = torch.lerp(f, of_queries(g, heat), step)
-        g = torch.lerp(g, of_keys(f, heat), step)
+        f = torch.lerp(f, _balance(kernel, g, log_r, heat, dim=-1), step)
+        g = torch.lerp(g, _balance(kernel, f, log_p, heat, dim=-2), step)
         since += heat == epsilon
         if since and since % CHECK_EVERY == 0:
             # With the g that fits f, the rows of the plan have the masses p_Q·exp((f − f')/ε).
-            ratio = (f - of_queries(of_keys(f, epsilon), epsilon)) / epsilon
+            fitting = _balance(kernel, f, log_p, heat, dim=-2)
+            ratio = (f - _balance(kernel, fitting, log_r, heat, dim=-1)) / heat
             off = ratio.expm1().abs().squeeze(-1).masked_fill(p_q == 0, 0.0) * p_q
             # All rows together are right, so no single one is off by more than half the sum.
             if off.sum(dim=-1).max() < 2 * tolerance:
                 break
-    return torch.exp(log_p + log_r + (f + of_keys(f, epsilon) - cost) / epsilon)
+    kernel = cost / -epsilon
+    g = _balance(kernel, f, log_p, epsilon, dim=-2)
+    return torch.exp(kernel + (f / epsilon + log_p) + (g / epsilon + log_r))
+
+
+def _balance(kernel: Tensor, other: Tensor, log_mass: Tensor, heat: float, dim: int) -> Tensor:
+    """The potential that makes rows (dim −1) or columns (−2) exact, given the other side's."""
+    return -heat * torch.logsumexp(kernel + (other / heat + log_mass), dim=dim, keepdim=True)
 
 
 def conditional_transport(
@@ -92,15 +97,18 @@ def conditional_transport(
 
 @torch.no_grad()
 def squared_mmd(q: Tensor, k: Tensor, p_q: Tensor, p_k: Tensor) -> Tensor:
-    """A measurement: MMD² of the two clouds, (B, H), with the kernel exp(−‖x − y‖²/2).
+    """A measurement: MMD² of two distributions, (B, H), with the kernel exp(−‖x − y‖²/2).
 
-    The exact value for the discrete p_Q and p_K: 0 if they are equal, at most 2; all pairs count,
-    a point with itself too. App. B.1.2 of the paper measures with it what alignment has done.
+    The unbiased estimate from pairs (q_i, k_i) (Gretton et al. 2012, Lemma 6): no token is compared
+    with itself, else even equal distributions of w tokens would seem about 2/w apart. It is 0 where
+    every key is its query, at most 2, and may be a little below 0; one token alone gives 0. App.
+    B.1.2 of the paper measures by MMD what alignment has done.
     """
 
     def mean(x: Tensor, y: Tensor, p: Tensor, r: Tensor) -> Tensor:
-        kernel = torch.exp(euclidean_cost(x, y) / -2)
-        return torch.einsum("bhts,bt,bs->bh", kernel, p.squeeze(1), r.squeeze(1))
+        pairs = p.transpose(1, 2) * r  # (B, T, S)
+        pairs = pairs * (1 - torch.eye(*pairs.shape[1:], dtype=x.dtype, device=x.device))
+        pairs = pairs / pairs.sum(dim=(1, 2), keepdim=True).clamp(min=1e-9)
+        return (torch.exp(euclidean_cost(x, y) / -2) * pairs.unsqueeze(1)).sum(dim=(-2, -1))
 
-    found = mean(q, q, p_q, p_q) + mean(k, k, p_k, p_k) - 2 * mean(q, k, p_q, p_k)
-    return found.clamp(min=0)
+    return mean(q, q, p_q, p_q) + mean(k, k, p_k, p_k) - 2 * mean(q, k, p_q, p_k)

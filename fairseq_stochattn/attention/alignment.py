@@ -56,7 +56,7 @@ class AlignmentConfig(FairseqDataclass):
         default=0.01, metadata={"help": "ot: weight ε of the plan's entropy"}
     )
     alignment_ot_iterations: int = field(
-        default=100, metadata={"help": "ot: most Sinkhorn iterations; it stops when converged"}
+        default=50, metadata={"help": "ot: most Sinkhorn iterations; it stops when converged"}
     )
     alignment_log_mmd: bool = field(
         default=False,
@@ -114,13 +114,14 @@ class AlignmentAttention(AttentionMethod):
         count = present.sum() * q.size(1)
         matcher = self.matcher or cells.stack.shared[self.name]
         loss = matcher(q, k, queries, keys) * present  # (B, H)
-        full = self.schedule.weight
-        weight = self.schedule(self.num_updates) if self.training else full
+        # At test time the full weight, so that objectives of validation compare.
+        weight = self.schedule(self.num_updates) if self.training else self.schedule.weight
         self.leave("align", loss.sum(), weight, mean=True, count=count)
         if self.measured:
-            mmd = squared_mmd(q, k, queries.mass, keys.mass) * present
+            pairs = (queries.several & keys.several).unsqueeze(1)
+            mmd = squared_mmd(q, k, queries.mass, keys.mass) * pairs
             for name in self.measured:
-                self.leave(name, mmd.sum(), count=count)
+                self.leave(name, mmd.sum(), count=pairs.sum() * q.size(1))
 
 
 def real_tokens(cells: Cells) -> tuple[Tokens, Tokens]:

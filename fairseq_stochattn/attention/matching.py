@@ -31,6 +31,7 @@ class Tokens:
         batch, _, length, _ = x.shape
         keep = x.new_ones((batch, length), dtype=torch.bool) if padding is None else ~padding
         self.present = keep.any(dim=1)  # (B,)
+        self.several = keep.sum(dim=1) > 1
         # A sentence of nothing but padding has no distribution: any finite one does, it is not
         # counted.
         keep = keep | ~self.present.unsqueeze(1)
