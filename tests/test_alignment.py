@@ -155,7 +155,7 @@ def test_the_discriminator_tells_clouds_apart_until_they_learn() -> None:
 
     gan = matcher("gan", dim=6)
     frozen = train(gan, updates=200)
-    learning = train(gan, w_q, w_k, updates=600)
+    learning = train(gan, w_q, w_k, updates=1000)
     anew = train(matcher("gan", dim=6), updates=200)
     print(f"discriminator: frozen {frozen:.3f}, learning {learning:.3f}, anew {anew:.3f}")
     assert frozen > 0.95
