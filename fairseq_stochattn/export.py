@@ -18,7 +18,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_stochattn import compat
-from fairseq_stochattn.attention.method import METHODS, parse_methods
+from fairseq_stochattn.attention.method import METHODS, chain_of
 from fairseq_stochattn.attention.stack import AttentionConfig
 from fairseq_stochattn.criterions.attention_losses import DEFAULTS, AttentionLosses
 from fairseq_stochattn.errors import UsageError
@@ -49,7 +49,7 @@ def to_plain(state: dict[str, Any]) -> dict[str, Any]:
         preset=lambda args: None,
         typed=True,
     )
-    for method in parse_methods(args.attention):
+    for method in chain_of(args):
         if not METHODS[method].is_plain_at_test(args):
             raise UsageError(
                 f"{method} attention is not plain attention at test time: a plain checkpoint "

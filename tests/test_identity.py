@@ -144,7 +144,9 @@ def test_bias_and_zero_attention() -> None:
             attention = StochasticMultiheadAttention.adopt(attention)
             attention.attention_methods = MethodDict()
             object.__setattr__(
-                attention, "stack", AttentionStack("encoder", 1, attention.num_heads)
+                attention,
+                "stack",
+                AttentionStack("encoder", 1, attention.num_heads, attention.head_dim),
             )
         x, padding = torch.randn(9, 4, 16), zoo.pad(SOURCES).eq(zoo.PAD)
         found.append(attention(x, x, x, key_padding_mask=padding)[0])

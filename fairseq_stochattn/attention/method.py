@@ -111,8 +111,8 @@ class NamedLoss:
 
     ``value`` is a sum over the batch, added as it is, or with ``mean`` an average, scaled to the
     sample size. ``weight`` None makes it a measure: logged, never added. ``count`` is the number of
-    cells that ``value`` sums over, for criterions that reduce by it; measures with a count are
-    logged as averages over all layers.
+    cells that ``value`` sums over, for criterions that reduce by it. With a count, measures and
+    losses with ``mean`` are left as sums and become one average over the counts of all layers.
     """
 
     value: Tensor
@@ -137,12 +137,19 @@ class AttentionMethod(nn.Module, ABC):
     samples_at_test: ClassVar[bool] = False
     # Keeps nothing between layers and leaves no loss: activation checkpoints may run it twice.
     stateless: ClassVar[bool] = False
+    # Flags whose default is another one in this method's own archs.
+    arch_defaults: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, config: Namespace, place: Place) -> None:
         super().__init__()
         self.losses: dict[str, NamedLoss] = {}
         self.num_updates = 0
         self.sample_in_eval = False
+
+    @classmethod
+    def asked_for(cls, config: Namespace) -> bool:
+        """Whether a flag of its own asks for this method, on top of those ``--attention`` names."""
+        return False
 
     @classmethod
     def build_shared(cls, config: Namespace, stack: AttentionStack) -> nn.Module | None:
@@ -262,6 +269,13 @@ def parse_methods(spec: str) -> list[str]:
     if len(set(names)) < len(names):
         raise UsageError(f"--attention: a method is named twice in '{spec}'")
     return names
+
+
+def chain_of(config: Namespace) -> list[str]:
+    """The methods of a model: those of ``--attention``, then those that their own flags ask for."""
+    named = parse_methods(config.attention)
+    asked = [name for name, method in METHODS.items() if method.asked_for(config)]
+    return [*named, *(name for name in asked if name not in named)]
 
 
 _collecting = False

@@ -21,7 +21,7 @@ from fairseq_stochattn.attention.method import (
     AttentionMethod,
     MethodDict,
     Place,
-    parse_methods,
+    chain_of,
 )
 from fairseq_stochattn.errors import UsageError
 
@@ -52,11 +52,12 @@ class AttentionConfig(FairseqDataclass):
 class AttentionStack(nn.Module):
     """The layers of one site: shared modules, per-forward state, and what is known of the batch."""
 
-    def __init__(self, site: str, num_layers: int, num_heads: int) -> None:
+    def __init__(self, site: str, num_layers: int, num_heads: int, head_dim: int) -> None:
         super().__init__()
         self.site = site
         self.num_layers = num_layers
         self.num_heads = num_heads
+        self.head_dim = head_dim
         self.shared = MethodDict()
         self.methods: list[AttentionMethod] = []  # a plain list: they are children of the layers
         self.state: dict[str, Any] = {}
@@ -159,14 +160,15 @@ def build_stacks(
     Every module gets ``stack`` (a reference, not a child) and ``attention_methods``, which is
     empty in layers that were not selected.
     """
-    names = parse_methods(config.attention)
+    names = chain_of(config)
     for entry in (entry for name in names for entry in fields(METHODS[name].Config)):
         if not hasattr(config, entry.name):  # an arch made before the method was registered
             setattr(config, entry.name, entry.default)
     chosen = select_sites(config.attention_sites, list(attentions), names)
     stacks = {}
     for site, modules in attentions.items():
-        stack = AttentionStack(site, len(modules), modules[0].sizes()["num_heads"])
+        sizes = modules[0].sizes()
+        stack = AttentionStack(site, len(modules), sizes["num_heads"], sizes["head_dim"])
         for name in chosen[site]:
             shared = METHODS[name].build_shared(config, stack)
             if shared is not None:

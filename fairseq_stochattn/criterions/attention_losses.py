@@ -7,6 +7,7 @@ The flags of the wrapped criterion keep their names. Criterions of single method
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -71,6 +72,23 @@ def _task_criterion_name(chosen: str, task: Any) -> str:
     return chosen
 
 
+def averaged_over_layers(
+    losses: Iterable[tuple[str, NamedLoss]],
+) -> Iterator[tuple[str, NamedLoss]]:
+    """Of averages and measures with a count, one over all layers; the others as they are."""
+    pooled: dict[str, NamedLoss] = {}
+    for name, loss in losses:
+        if loss.count is None or not (loss.mean or loss.weight is None):
+            yield name, loss
+        elif name in pooled:
+            value, count = pooled[name].value + loss.value, pooled[name].count + loss.count
+            pooled[name] = NamedLoss(value, loss.weight, mean=True, count=count)
+        else:
+            pooled[name] = loss
+    for name, loss in pooled.items():
+        yield name, NamedLoss(loss.value / loss.count.clamp(min=1), loss.weight, mean=True)
+
+
 @register_criterion("attention_losses", dataclass=wrapping_config("AttentionLossesConfig"))
 class AttentionLosses(FairseqCriterion):
     """task loss + Σ weight · named loss; every term is logged under its own name.
@@ -117,13 +135,8 @@ class AttentionLosses(FairseqCriterion):
         """The weighted sum of all losses left, and each of them for the log, summed over layers."""
         extra: Tensor | None = None
         log: dict[str, Tensor] = {}
-        averages: dict[str, tuple[Tensor, Tensor]] = {}
-        for name, loss in collect_losses(model):
+        for name, loss in averaged_over_layers(collect_losses(model)):
             key = f"attention/{name}"
-            if loss.weight is None and loss.count is not None:
-                total, count = averages.get(key, (0.0, 0.0))
-                averages[key] = total + loss.value.detach(), count + loss.count
-                continue
             term, weight = self.reduce_loss(name, loss, model, sample_size)
             log[key] = log.get(key, 0.0) + term.detach()
             if weight is None:
@@ -132,8 +145,6 @@ class AttentionLosses(FairseqCriterion):
             # Also with weight 0, before a schedule starts: DistributedDataParallel waits for a
             # gradient of every parameter, those that only this loss reaches among them.
             extra = weight * term if extra is None else extra + weight * term
-        for key, (total, count) in averages.items():
-            log[key] = total / count.clamp(min=1) * sample_size
         return extra, log
 
     @classmethod

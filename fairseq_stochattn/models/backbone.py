@@ -127,7 +127,7 @@ def _register_pair(backbone: Backbone, method: str) -> None:
         backbone.extra_config,
         AttentionConfig,
         *(METHODS[other].Config for other in METHODS),
-        attention=method,
+        **_defaults(method),
     )
     contents = {"backbone": backbone, "arch": name, "config": config, "__module__": __name__}
     model = type(name, (StochasticModel, backbone.model), contents)
@@ -148,7 +148,12 @@ def _register_pair(backbone: Backbone, method: str) -> None:
 def _preset(plain: str, method: str) -> Callable[[Any], None]:
     def preset(args: Any) -> None:
         ARCH_CONFIG_REGISTRY[plain](args)
-        if getattr(args, "attention", None) is None:
-            args.attention = method
+        for name, value in _defaults(method).items():
+            if getattr(args, name, None) is None:
+                setattr(args, name, value)
 
     return preset
+
+
+def _defaults(method: str) -> dict[str, Any]:
+    return {"attention": method, **METHODS[method].arch_defaults}

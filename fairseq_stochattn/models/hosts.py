@@ -16,7 +16,7 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from torch import Tensor, nn
 
 from fairseq_stochattn import compat
-from fairseq_stochattn.attention.method import METHODS, parse_methods
+from fairseq_stochattn.attention.method import METHODS, chain_of
 from fairseq_stochattn.attention.multihead import StochasticMultiheadAttention
 from fairseq_stochattn.attention.recurrent import StochasticAttentionLayer
 from fairseq_stochattn.attention.stack import build_stacks
@@ -117,7 +117,7 @@ def _refuse_impossible(owner: nn.Module, config: Namespace) -> None:
             "use --ddp-backend pytorch_ddp or legacy_ddp"
         )
     if getattr(config, "checkpoint_activations", False):
-        for name in parse_methods(config.attention):
+        for name in chain_of(config):
             if not METHODS[name].stateless:
                 raise UsageError(
                     f"--checkpoint-activations runs every layer twice, which {name} attention "
