@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 from fairseq import checkpoint_utils
-from fairseq.logging import metrics
+from fairseq.logging import metrics, progress_bar
 from fairseq_cli import eval_lm as eval_lm_cli
 from fairseq_cli import generate as generate_cli
 from fairseq_cli import interactive as interactive_cli
@@ -51,6 +51,7 @@ def _call(main, *args: object) -> Output:
     if hasattr(checkpoint_utils.save_checkpoint, "best"):
         del checkpoint_utils.save_checkpoint.best
     metrics.reset()
+    progress_bar._tensorboard_writers.clear()  # else the folder of the first run stays in use
     recorder, progress, printed = _Recorder(), _Recorder(), io.StringIO()
     root, bars = logging.getLogger(), logging.getLogger("fairseq.logging.progress_bar")
     root.addHandler(recorder)
