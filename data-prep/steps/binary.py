@@ -18,7 +18,7 @@ from tqdm import tqdm
 from steps.errors import PrepError
 from steps.parallel import map_chunks
 
-PART = 1 << 20  # tokens looked at in one go
+PART = 1 << 18  # tokens looked at in one go
 LARGE = 1 << 22  # bytes of text from which more than one process is worth its start
 
 
@@ -119,7 +119,13 @@ def count_tokens(prefix: Path, dictionary: Path) -> tuple[int, int]:
     from fairseq.data.indexed_dataset import MMapIndexedDataset, best_fitting_int_dtype
 
     symbols = Dictionary.load(str(dictionary))
-    unknown, data = symbols.unk(), MMapIndexedDataset(str(prefix))
-    tokens = np.memmap(f"{prefix}.bin", best_fitting_int_dtype(len(symbols)), mode="r")
-    parts = (tokens[start : start + PART] for start in range(0, len(tokens), PART))
-    return len(tokens) - len(data), sum(int((part == unknown).sum()) for part in parts)
+    dtype = np.dtype(best_fitting_int_dtype(len(symbols)))
+    lines = len(MMapIndexedDataset.Index(f"{prefix}.idx"))
+    total = unknown = 0
+    # Read, not mapped: pages of a mapped file would count as memory in use.
+    with Path(f"{prefix}.bin").open("rb") as file:
+        while part := file.read(PART * dtype.itemsize):
+            tokens = np.frombuffer(part, dtype)
+            total += len(tokens)
+            unknown += int((tokens == symbols.unk()).sum())
+    return total - lines, unknown
