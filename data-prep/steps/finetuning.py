@@ -43,7 +43,6 @@ from steps.models import copy_given
 from steps.parallel import map_chunks
 from steps.tables import Table
 
-UNKNOWN = "<unk>"
 MISMATCH = 0.5  # unknown subwords in the training data that cannot be an accident
 NOTES = {
     "duplicates": "duplicates (kept)",
@@ -67,18 +66,13 @@ class Encoding:
     lowercase: bool = False
 
 
-def _plain(pieces: str) -> list[str]:
-    """A text that spells ``</s>`` or ``[MASK]`` does not mean fairseq's symbols: unknown."""
-    return [UNKNOWN if piece in subwords.SPECIAL else piece for piece in pieces.split()]
-
-
 def cutter(kind: str, model: Path | None) -> Callable[[list[tuple[str, ...]]], list]:
     """Work that cuts every text of examples into subwords; a text without any is left empty."""
     cut = subwords.applier(kind, model)
 
     def work(rows: list[tuple[str, ...]]) -> list[list[list[str]]]:
         found = iter(cut([text.rstrip("\n") for row in rows for text in row]))
-        return [[_plain(next(found)) for _ in row] for row in rows]
+        return [[subwords.plain_pieces(next(found)) for _ in row] for row in rows]
 
     return work
 
@@ -95,9 +89,9 @@ def word_cutter(kind: str, model: Path | None) -> Callable[[list[tuple[str, str]
         for sentence, (_, tags) in zip(sentences, rows, strict=True):
             pieces, symbols, unwritable = [], [], 0
             for _, tag in zip(sentence, tags.split(), strict=True):
-                written = _plain(next(found))
+                written = subwords.plain_pieces(next(found))
                 unwritable += not written
-                pieces += written or [UNKNOWN]
+                pieces += written or [subwords.UNKNOWN]
                 symbols += [tag, *[IGNORE] * (len(written) - 1)]
             done.append((pieces, symbols, unwritable))
         return done
@@ -130,7 +124,7 @@ def cut_split(
                 row = row[:2]
             else:
                 figures.unwritable += sum(not pieces for pieces in row)
-                row = [pieces or [UNKNOWN] for pieces in row]
+                row = [pieces or [subwords.UNKNOWN] for pieces in row]
             if shape.inputs == 1:
                 figures.shortened += len(row[0]) > most
                 row = [pieces[:most] for pieces in row]

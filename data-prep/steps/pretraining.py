@@ -192,16 +192,9 @@ def cutter(kind: str, model: Path | None) -> Callable[[list[str]], list[str | No
 
     def work(lines: list[str]) -> list[str | None]:
         found = zip(lines, cut(lines), strict=True)
-        return [_plain(pieces) if line else None for line, pieces in found]
+        return [" ".join(subwords.plain_pieces(pieces)) if line else None for line, pieces in found]
 
     return work
-
-
-def _plain(pieces: str) -> str:
-    """A text that spells ``</s>`` or ``[MASK]`` does not mean fairseq's symbols: unknown."""
-    if "<" not in pieces and "[" not in pieces:
-        return pieces
-    return " ".join("<unk>" if x in subwords.SPECIAL else x for x in pieces.split())
 
 
 def pack(

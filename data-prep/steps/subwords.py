@@ -19,6 +19,7 @@ PRETRAINING_KINDS = ("spm-unigram", "spm-bpe", "gpt2", "tokenizer", "none")
 GPT2_FILES = ("encoder.json", "vocab.bpe")
 # fairseq's own four, and what the tokenizers of BERT, RoBERTa and ELECTRA call them.
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
+UNKNOWN = "<unk>"
 Work = Callable[[list[str]], list[str]]
 PairWork = Callable[[list[tuple[str, str]]], list[tuple[str, str]]]
 
@@ -159,6 +160,14 @@ def applier(kind: str, model: Path | None) -> Work:
 
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
     return lambda lines: [" ".join(cut) for cut in pieces.encode(lines, out_type=str)]
+
+
+def plain_pieces(pieces: str) -> list[str]:
+    """A text that spells ``</s>`` or ``[MASK]`` does not mean fairseq's symbols: unknown."""
+    found = pieces.split()
+    if "<" not in pieces and "[" not in pieces:
+        return found
+    return [UNKNOWN if piece in SPECIAL else piece for piece in found]
 
 
 def load_tokenizer(folder: Path):

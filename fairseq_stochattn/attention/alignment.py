@@ -24,7 +24,7 @@ from fairseq_stochattn.attention.method import (
 )
 from fairseq_stochattn.attention.stack import AttentionStack
 from fairseq_stochattn.distributions import at_least_float
-from fairseq_stochattn.errors import UsageError
+from fairseq_stochattn.errors import UsageError, require_not_negative, require_positive
 from fairseq_stochattn.transport import squared_mmd
 
 
@@ -138,9 +138,5 @@ def checked(config: Namespace) -> None:
     """Refuse what makes no sense."""
     if str(config.alignment) == "none":
         raise UsageError("--attention alignment needs --alignment gan, ot or ct, not none")
-    for name in ("alignment_weight", "alignment_start", "alignment_warmup"):
-        if getattr(config, name) < 0:
-            raise UsageError(f"--{name.replace('_', '-')} must not be negative")
-    for name in ("alignment_hidden", "alignment_ot_epsilon", "alignment_ot_iterations"):
-        if getattr(config, name) <= 0:
-            raise UsageError(f"--{name.replace('_', '-')} must be positive")
+    require_not_negative(config, "alignment_weight", "alignment_start", "alignment_warmup")
+    require_positive(config, "alignment_hidden", "alignment_ot_epsilon", "alignment_ot_iterations")

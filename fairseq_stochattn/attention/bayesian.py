@@ -26,7 +26,7 @@ from fairseq_stochattn.distributions import (
     weibull_noise,
     weibull_variation,
 )
-from fairseq_stochattn.errors import UsageError
+from fairseq_stochattn.errors import require_positive
 
 
 @dataclass
@@ -64,11 +64,9 @@ class BayesianAttention(AttentionMethod):
 
     def __init__(self, config: Namespace, place: Place) -> None:
         super().__init__(config, place)
-        for name in ("k", "s", "alpha", "beta", "prior_s", "prior_hidden"):
-            if getattr(config, f"bam_{name}") <= 0:
-                raise UsageError(f"--bam-{name.replace('_', '-')} must be positive")
+        require_positive(config, "bam_k", "bam_s", "bam_alpha", "bam_beta")
+        require_positive(config, "bam_prior_s", "bam_prior_hidden")
         self.config = config
-        self.layer = place.layer
         self.normalized = str(config.bam_scores) == "normalized"
         self.weibull = str(config.bam_distribution) == "weibull"
         self.prior = None
@@ -105,13 +103,10 @@ class BayesianAttention(AttentionMethod):
         return kl_lognormal(scores - s**2 / 2, s, alpha.log() - prior_s**2 / 2, prior_s)
 
     def alpha(self, scores: Tensor, cells: Cells) -> Tensor:
-        """The prior's mean, once for keys that stay the same from query to query (LSTM)."""
+        """The prior's mean, (B, H, 1, S) or a scalar."""
         if self.prior is None:
             return scores.new_tensor(self.config.bam_alpha)
-        state, key = cells.stack.state, f"bam_alpha_{self.layer}"
-        if key not in state or state[key][0] is not cells.key_input:
-            state[key] = cells.key_input, self.prior(cells)
-        return state[key][1]
+        return self.prior.once(cells)
 
     def _leave_losses(self, scores: Tensor, cells: Cells) -> None:
         count = cells.valid.sum() * scores.size(1)

@@ -24,7 +24,7 @@ from fairseq_stochattn.distributions import (
     weibull_noise,
     weibull_variation,
 )
-from fairseq_stochattn.errors import UsageError
+from fairseq_stochattn.errors import require_not_negative, require_positive
 
 SCORES = ChoiceEnum(["normalized", "raw"])
 
@@ -123,7 +123,7 @@ class BeliefNetwork(AttentionMethod):
             scores,
             f1,
             rest[0] if rest else None,
-            alpha=self.alpha(cells) if leaving else None,
+            alpha=self.prior.once(cells) if leaving else None,
             noise=weibull_noise(scores) if self.stochastic else None,
             valid=cells.valid,
             rho=config.babn_rho,
@@ -146,13 +146,6 @@ class BeliefNetwork(AttentionMethod):
         if "babn" not in state or len(self.shared(cells.stack).chain.layers) == 1:
             state["babn"] = self.shared(cells.stack).chain(at_least_float(logits), cells)
         return state["babn"]
-
-    def alpha(self, cells: Cells) -> Tensor:
-        """α (B, H, 1, S), once for keys that stay the same from query to query (LSTM)."""
-        state, key = cells.stack.state, f"babn_alpha_{self.layer}"
-        if key not in state or state[key][0] is not cells.key_input:
-            state[key] = cells.key_input, self.prior(cells)
-        return state[key][1]
 
 
 class SharedUpward(nn.Module):
@@ -187,10 +180,6 @@ def measured_noise(k: Tensor, valid: Tensor) -> tuple[Tensor, None, bool, Tensor
 
 def checked(config: Namespace) -> Namespace:
     """Refuse what the equations do not bear."""
-    for name in ("babn_rho", "babn_sigma"):
-        if getattr(config, name) < 0:
-            raise UsageError(f"--{name.replace('_', '-')} must not be negative")
-    for name in ("babn_beta", "babn_k_min", "babn_prior_hidden", "babn_max_positions"):
-        if getattr(config, name) <= 0:
-            raise UsageError(f"--{name.replace('_', '-')} must be positive")
+    require_not_negative(config, "babn_rho", "babn_sigma")
+    require_positive(config, "babn_beta", "babn_k_min", "babn_prior_hidden", "babn_max_positions")
     return config

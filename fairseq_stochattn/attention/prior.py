@@ -30,6 +30,13 @@ class ContextualPrior(nn.Module):
             logits = logits.masked_fill(padding[:, None, None, :], float("-inf"))
         return logits.softmax(dim=-1).clamp(min=MIN_ALPHA)
 
+    def once(self, cells: Cells) -> Tensor:
+        """α, made once for keys that stay the same from query to query (LSTM)."""
+        state, key = cells.stack.state, f"alpha_{id(self)}"
+        if key not in state or state[key][0] is not cells.key_input:
+            state[key] = cells.key_input, self(cells)
+        return state[key][1]
+
 
 def linear(x: Tensor, layer: nn.Linear) -> Tensor:
     """A linear layer in fp32 or better, whatever the model's precision."""

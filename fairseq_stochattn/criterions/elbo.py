@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fairseq_stochattn.attention.method import AttentionMethod, NamedLoss, Schedule
 from fairseq_stochattn.criterions.attention_losses import AttentionLosses, wrapping_config
-from fairseq_stochattn.errors import UsageError
+from fairseq_stochattn.errors import require_not_negative
 
 
 @dataclass
@@ -42,8 +42,7 @@ class Elbo(AttentionLosses):
 
     def __init__(self, task: Any, task_criterion: Any, cfg: Any) -> None:
         super().__init__(task, task_criterion, cfg)
-        if cfg.kl_weight < 0:
-            raise UsageError("--kl-weight must not be negative")
+        require_not_negative(cfg, "kl_weight", "kl_start", "kl_anneal_updates")
         self.schedule = Schedule(cfg.kl_weight, cfg.kl_start, cfg.kl_anneal_updates)
         self.mean = str(cfg.kl_reduction) == "mean"
 
