@@ -96,7 +96,9 @@ class AttentionStack(nn.Module):
         method.losses = {}
 
 
-def select_layers(spec: str, num_layers: int, site: str) -> list[int]:
+def select_layers(
+    spec: str, num_layers: int, site: str, flag: str = "--attention-layers"
+) -> list[int]:
     """``all | first | last | 0,2`` → layer indices of a stack."""
     named = {"all": list(range(num_layers)), "first": [0], "last": [num_layers - 1]}
     if spec.strip() in named:
@@ -105,12 +107,12 @@ def select_layers(spec: str, num_layers: int, site: str) -> list[int]:
         layers = sorted({int(part) for part in spec.split(",")})
     except ValueError:
         raise UsageError(
-            f"--attention-layers: '{spec}' is none of all, first, last, or indices such as 0,2"
+            f"{flag}: '{spec}' is none of all, first, last, or indices such as 0,2"
         ) from None
     for layer in layers:
         if not 0 <= layer < num_layers:
             raise UsageError(
-                f"--attention-layers: layer {layer} is out of range, "
+                f"{flag}: layer {layer} is out of range, "
                 f"the {site} stack has layers 0 to {num_layers - 1}"
             )
     return layers
