@@ -39,6 +39,8 @@ class Backbone:
     sites: tuple[str, ...]
     owners: Callable[[nn.Module], Sequence[nn.Module]]
     extra_config: type[FairseqDataclass] = FairseqDataclass
+    # What the flags of ``extra_config`` add to the model once it is hosted.
+    finish: Callable[[nn.Module, Namespace], None] = lambda model, config: None
 
 
 BACKBONES: dict[str, Backbone] = {}
@@ -67,6 +69,7 @@ class StochasticModel:
         _refuse_empty_data(task)
         model = super().build_model(args, task)
         host_methods(cls.backbone.owners(model), args)
+        cls.backbone.finish(model, args)
         return model
 
     @classmethod

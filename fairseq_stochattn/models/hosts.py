@@ -21,6 +21,7 @@ from fairseq_stochattn.attention.multihead import StochasticMultiheadAttention
 from fairseq_stochattn.attention.recurrent import StochasticAttentionLayer
 from fairseq_stochattn.attention.stack import build_stacks
 from fairseq_stochattn.errors import UsageError
+from fairseq_stochattn.models.embeddings import RicherEmbedding
 
 
 def attention_layers(owner: nn.Module) -> list[nn.Module]:
@@ -28,7 +29,7 @@ def attention_layers(owner: nn.Module) -> list[nn.Module]:
     return [layer for layer in owner.layers.children() if hasattr(layer, "self_attn")]
 
 
-class EncoderHost:
+class EncoderHost(RicherEmbedding):
     """Transformer encoder: self-attention of one batch of source tokens."""
 
     def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,20 @@
-"""RoBERTa for masked language modelling and sentence prediction: ``roberta_<method>``."""
+"""RoBERTa for masked language modelling and sentence prediction: ``roberta_<method>``.
+
+With ``--segment-embeddings 2`` it is BERT's encoder.
+"""
+
+from argparse import Namespace
 
 from fairseq.models.roberta import RobertaModel
+from torch import nn
 
 from fairseq_stochattn.models.backbone import Backbone, register_backbone
+from fairseq_stochattn.models.embeddings import EmbeddingConfig, add_segments
+
+
+def finish(model: nn.Module, config: Namespace) -> None:
+    add_segments(model.encoder.sentence_encoder, config)
+
 
 register_backbone(
     Backbone(
@@ -10,5 +22,7 @@ register_backbone(
         model=RobertaModel,
         sites=("encoder",),
         owners=lambda model: (model.encoder.sentence_encoder,),
+        extra_config=EmbeddingConfig,
+        finish=finish,
     )
 )
