@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import sizes
 import zoo
 from fairseq_stochattn import compat
 from fairseq_stochattn.attention.alignment import AlignmentConfig
-from fairseq_stochattn.attention.matching import MATCHERS, Tokens, build_matcher
+from fairseq_stochattn.attention.matching import MATCHERS, Tokens, build_matcher, run
 from fairseq_stochattn.attention.method import collect_losses, collecting_losses
 from fairseq_stochattn.criterions.attention_losses import AttentionLosses
 from fairseq_stochattn.errors import UsageError
@@ -31,10 +32,14 @@ KINDS = pytest.mark.parametrize("kind", MATCHERS)
 PADDING = torch.arange(6) >= torch.tensor([6, 4, 1])[:, None]  # (3, 6)
 
 
-def matcher(kind: str, dim: int = 4, **flags: object) -> nn.Module:
+def matcher(kind: str, dim: int = 4, heads: int = 2, **flags: object) -> nn.Module:
     config = {entry.name: entry.default for entry in fields(AlignmentConfig)}
     torch.manual_seed(0)
-    return build_matcher(Namespace(**{**config, "alignment": kind, **flags}), dim)
+    return build_matcher(Namespace(**{**config, "alignment": kind, **flags}), heads, dim)
+
+
+# Eq. 2 and nothing else.
+PAPER = {"alignment_gan_blind": True, "alignment_gan_penalty": 0.0, "alignment_gan_rate": 1.0}
 
 
 def points(seed: int = 1, dim: int = 4) -> tuple[Tensor, Tensor, Tokens, Tokens]:
@@ -75,8 +80,9 @@ def test_networks_never_see_padding() -> None:
 
 def test_gan_is_the_cross_entropy_of_eq_2() -> None:
     q, k, queries, keys = points()
-    gan = matcher("gan")
+    gan = matcher("gan", **PAPER)
     found = gan(q, k, queries, keys)
+    assert gan.penalty(q, k, queries, keys) is None
     highway, first, _, second = gan.d
 
     def d(x: Tensor) -> Tensor:
@@ -88,6 +94,63 @@ def test_gan_is_the_cross_entropy_of_eq_2() -> None:
         for h in range(2):
             value = -d(q[b, h, :n]).log().mean() - (1 - d(k[b, h, :n])).log().mean()
             torch.testing.assert_close(found[b, h], value)
+
+
+def test_the_discriminator_is_told_the_head() -> None:
+    """One network, which may judge the same vector differently in another head."""
+    q, k, queries, keys = points()
+    told, blind = matcher("gan", alignment_gan_rate=1.0), matcher("gan", **PAPER)
+    blind.d = nn.Sequential(*told.d[1:])
+    shift = told.d[0].weight.detach()[:, None]  # (H, 1, d)
+    torch.testing.assert_close(
+        told(q, k, queries, keys), blind(q + shift, k + shift, queries, keys)
+    )
+    same = q[:, :1].expand_as(q)
+    assert not torch.allclose(*told(same, same, queries, keys).unbind(1))
+    torch.testing.assert_close(*blind(same, same, queries, keys).unbind(1))
+
+
+def test_the_rate_is_that_of_the_discriminator_alone() -> None:
+    """At first the same loss and, under Adam, steps of the discriminator ten times as long."""
+    q, k, queries, keys = points()
+    steps, losses = [], []
+    for rate in (1.0, 10.0):
+        gan = matcher("gan", alignment_gan_rate=rate)
+        before = {name: p.detach() * rate for name, p in gan.named_parameters()}
+        optimizer = torch.optim.Adam(gan.parameters(), lr=1e-3, eps=0.0)
+        loss = gan(q, k, queries, keys).sum()
+        loss.backward()
+        optimizer.step()
+        steps.append({name: p.detach() * rate - before[name] for name, p in gan.named_parameters()})
+        losses.append(loss)
+    torch.testing.assert_close(*losses)
+    for name, step in steps[0].items():
+        torch.testing.assert_close(steps[1][name], 10 * step, rtol=1e-2, atol=1e-5)
+
+
+def test_the_penalty_is_the_squared_slope() -> None:
+    """γ/2·E_q ‖∇D‖² + γ/2·E_k ‖∇D‖² by differences, on every eighth real token; D alone pays."""
+    torch.manual_seed(0)
+    gan = matcher("gan", alignment_gan_penalty=0.3).double()
+    q, k = torch.randn(2, 1, 2, 20, 4, dtype=torch.float64)
+    padding = (torch.arange(20) >= 17)[None]
+    queries = Tokens(q, padding)
+    q.requires_grad_()
+    found = gan.penalty(q, k, queries, queries)
+
+    def d(x: Tensor) -> Tensor:
+        return run(gan.d, x, rate=gan.rate).squeeze(-1)  # (N, H)
+
+    total = 0.0
+    for side in (q, k):
+        x = side.detach()[0, :, [0, 8, 16]].transpose(0, 1)  # (N, H, d)
+        for axis in torch.eye(4, dtype=x.dtype) * 1e-6:
+            slope = (d(x + axis) - d(x - axis)) / 2e-6
+            total += 0.15 * slope.square().sum().item() / slope.numel()
+    assert found.item() == pytest.approx(total, rel=1e-6)
+    found.backward()
+    assert q.grad is None
+    assert all(p.grad is not None for name, p in gan.named_parameters() if name.endswith("weight"))
 
 
 def test_ct_is_eq_4_with_its_networks() -> None:
@@ -138,25 +201,27 @@ def test_the_discriminator_tells_clouds_apart_until_they_learn() -> None:
     def accuracy(gan: nn.Module) -> float:
         tokens = torch.randn(2000, 6)
         with torch.no_grad():
-            right = gan.d(w_q(tokens)) > 0, gan.d(w_k(tokens)) < 0
+            right = (
+                run(gan.d, w_q(tokens)[:, None], rate=gan.rate) > 0,
+                run(gan.d, w_k(tokens)[:, None], rate=gan.rate) < 0,
+            )
         return torch.cat(right).float().mean().item()
 
     def train(gan: nn.Module, *others: nn.Module, updates: int) -> float:
-        parameters = [{"params": gan.parameters(), "lr": 1e-2}]
-        parameters += [{"params": other.parameters(), "lr": 1e-3} for other in others]
-        optimizer = torch.optim.Adam(parameters)
+        optimizer = torch.optim.Adam([p for x in (gan, *others) for p in x.parameters()], lr=1e-3)
         for _ in range(updates):
             tokens = torch.randn(8, 1, 32, 6)  # what W_Q and W_K are applied to
             everyone = Tokens(tokens, None)
+            cloud = w_q(tokens), w_k(tokens), everyone, everyone
             optimizer.zero_grad()
-            gan(w_q(tokens), w_k(tokens), everyone, everyone).mean().backward()
+            (gan(*cloud).mean() + gan.penalty(*cloud)).backward()
             optimizer.step()
         return accuracy(gan)
 
-    gan = matcher("gan", dim=6)
+    gan = matcher("gan", dim=6, heads=1)
     frozen = train(gan, updates=200)
     learning = train(gan, w_q, w_k, updates=1000)
-    anew = train(matcher("gan", dim=6), updates=200)
+    anew = train(matcher("gan", dim=6, heads=1), updates=200)
     print(f"discriminator: frozen {frozen:.3f}, learning {learning:.3f}, anew {anew:.3f}")
     assert frozen > 0.95
     assert abs(learning - 0.5) < 0.1
@@ -171,8 +236,9 @@ def test_both_projections_get_gradient(backbone: str, kind: str, share: bool) ->
     model = zoo.build(f"{backbone}_alignment", **flags).train()
     zoo.run(model, backbone, SOURCES, TARGETS)
     left = list(collect_losses(model))
-    assert {name for name, _ in left} == {"align"}
-    assert len(left) == (6 if backbone == "transformer" else 3)  # self-attention alone
+    expected = Counter(name for name, _ in left)
+    layers = 6 if backbone == "transformer" else 3  # self-attention alone
+    assert expected == {"align": layers, **({"align_penalty": layers} if kind == "gan" else {})}
     sum(loss.value for _, loss in left).backward()
     for name, parameter in model.named_parameters():
         if is_ours(name) or name.endswith(("self_attn.q_proj.weight", "self_attn.k_proj.weight")):
@@ -285,8 +351,9 @@ def test_the_criterion(kind: str, request: pytest.FixtureRequest, tmp_path: Path
     rows = output.stats["train_inner"]
     assert [float(row["align_weight"]) for row in rows] == [0, 0, 0.25, 0.5, 0.5]
     for row in rows:
-        extra = float(row["align_weight"]) * float(row["align"]) / math.log(2)
-        expected = float(row["loss"]) + extra
+        terms = float(row["align"]) + float(row.get("align_penalty", 0))
+        assert ("align_penalty" in row) == (kind == "gan")
+        expected = float(row["loss"]) + float(row["align_weight"]) * terms / math.log(2)
         assert float(row["objective"]) == pytest.approx(expected, rel=2e-3, abs=5e-3)
         by_layer = [float(value) for name, value in row.items() if name.startswith("mmd_")]
         assert len(by_layer) == (4 if kind == "gan" else 2)

@@ -49,6 +49,21 @@ class AlignmentConfig(FairseqDataclass):
         default=False,
         metadata={"help": "one discriminator (critic, navigator) a stack, not a layer"},
     )
+    alignment_gan_blind: bool = field(
+        default=False,
+        metadata={
+            "help": "gan: do not tell the discriminator the head of a vector (the paper's way; it "
+            "then matches the mixture of the heads only)"
+        },
+    )
+    alignment_gan_penalty: float = field(
+        default=0.1,
+        metadata={"help": "gan: γ of the discriminator's gradient penalty (the paper has none: 0)"},
+    )
+    alignment_gan_rate: float = field(
+        default=10.0,
+        metadata={"help": "gan: learning rate of the discriminator as a multiple (the paper's: 1)"},
+    )
     alignment_cost: ChoiceEnum(["cosine", "euclidean"]) = field(
         default="cosine", metadata={"help": "ot: cost 1 − cos, or the squared distance"}
     )
@@ -86,7 +101,7 @@ class AlignmentAttention(AttentionMethod):
         self.unscale = place.head_dim**0.5
         self.matcher = None  # None where the stack has one for all layers
         if not config.alignment_share_layers:
-            self.matcher = build_matcher(config, place.head_dim)
+            self.matcher = build_matcher(config, place.num_heads, place.head_dim)
         self.measured = ["mmd"] if config.alignment_log_mmd else []
         if config.alignment_log_mmd_layers:
             self.measured.append(f"mmd_{place.site}_{place.layer}")
@@ -98,7 +113,9 @@ class AlignmentAttention(AttentionMethod):
     @classmethod
     def build_shared(cls, config: Namespace, stack: AttentionStack) -> nn.Module | None:
         checked(config)
-        return build_matcher(config, stack.head_dim) if config.alignment_share_layers else None
+        if not config.alignment_share_layers:
+            return None
+        return build_matcher(config, stack.num_heads, stack.head_dim)
 
     def forward(self, logits: Tensor, cells: Cells) -> Tensor:
         """The logits (B, H, T, S) as they came."""
@@ -117,6 +134,10 @@ class AlignmentAttention(AttentionMethod):
         # At test time the full weight, so that objectives of validation compare.
         weight = self.schedule(self.num_updates) if self.training else self.schedule.weight
         self.leave("align", loss.sum(), weight, mean=True, count=count)
+        penalty = matcher.penalty(q, k, queries, keys) if self.training else None
+        if penalty is not None:
+            once = torch.ones((), device=q.device)  # averaged over the layers
+            self.leave("align_penalty", penalty, weight, mean=True, count=once)
         if self.measured:
             pairs = (queries.several & keys.several).unsqueeze(1)
             mmd = squared_mmd(q, k, queries.mass, keys.mass) * pairs
@@ -139,4 +160,6 @@ def checked(config: Namespace) -> None:
     if str(config.alignment) == "none":
         raise UsageError("--attention alignment needs --alignment gan, ot or ct, not none")
     require_not_negative(config, "alignment_weight", "alignment_start", "alignment_warmup")
-    require_positive(config, "alignment_hidden", "alignment_ot_epsilon", "alignment_ot_iterations")
+    require_not_negative(config, "alignment_gan_penalty")
+    require_positive(config, "alignment_hidden", "alignment_gan_rate")
+    require_positive(config, "alignment_ot_epsilon", "alignment_ot_iterations")

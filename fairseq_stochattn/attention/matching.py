@@ -6,7 +6,9 @@ head, (B, H). Its networks are shared by the heads and see real tokens only.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from argparse import Namespace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +23,9 @@ from fairseq_stochattn.transport import (
     euclidean_cost,
     sinkhorn,
 )
+
+# The discriminator's penalty is estimated on every so many tokens: enough, and nearly free.
+PENALTY_STRIDE = 8
 
 
 class Tokens:
@@ -39,25 +44,31 @@ class Tokens:
         self.mass = (mass / mass.sum(dim=1, keepdim=True)).unsqueeze(1)  # (B, 1, L)
         self.index = None if padding is None else keep.flatten().nonzero().squeeze(1)
 
-    def apply(self, network: nn.Module, x: Tensor, adversary: bool = False) -> Tensor:
+    def packed(self, x: Tensor) -> Tensor:
+        """x (B, H, L, d) → (N, H, d): the N real tokens, sentence after sentence."""
+        rows = x.transpose(1, 2).flatten(0, 1)  # (B·L, H, d)
+        return rows if self.index is None else rows.index_select(0, self.index)
+
+    def apply(self, network: nn.Module, x: Tensor, **how: Any) -> Tensor:
         """x (B, H, L, d) → network(x) (B, H, L, e), 0 at padding, which the network never sees."""
         batch, _, length, _ = x.shape
-        rows = x.transpose(1, 2).flatten(0, 1)  # (B·L, H, d)
-        if self.index is None:
-            out = run(network, rows, adversary)
-        else:
-            real = run(network, rows.index_select(0, self.index), adversary)
-            out = real.new_zeros((len(rows), *real.shape[1:])).index_copy(0, self.index, real)
+        out = run(network, self.packed(x), **how)
+        if self.index is not None:
+            rows = out.new_zeros((batch * length, *out.shape[1:]))
+            out = rows.index_copy(0, self.index, out)
         return out.unflatten(0, (batch, length)).transpose(1, 2)
 
 
-def run(network: nn.Module, x: Tensor, adversary: bool = False) -> Tensor:
+def run(network: nn.Module, x: Tensor, adversary: bool = False, rate: float = 1.0) -> Tensor:
     """A network in the precision of x, whatever the model's.
 
     As an ``adversary`` its parameters climb where everybody else descends: the reversal stands
-    before the parameters, so what flows on to x is the true gradient.
+    before the parameters, so what flows on to x is the true gradient. Parameters that are stored
+    as 1/``rate`` of what they mean learn ``rate`` times as fast under Adam and its relatives.
     """
     parameters = {name: p.to(x.dtype) for name, p in network.named_parameters()}
+    if rate != 1:
+        parameters = {name: p * rate for name, p in parameters.items()}
     if adversary:
         parameters = {name: reverse_gradient(p) for name, p in parameters.items()}
     return functional_call(network, parameters, (x,))
@@ -81,26 +92,70 @@ def mlp(dim: int, hidden: int, out: int) -> list[nn.Module]:
     return [nn.Linear(dim, hidden), nn.LeakyReLU(), nn.Linear(hidden, out)]
 
 
-class Discriminator(nn.Module):
-    """Eq. 2: D says how likely a token's vector is a query; shared by the heads."""
+class HeadEmbedding(nn.Module):
+    """Adds to every vector what tells its head."""
 
-    def __init__(self, config: Namespace, dim: int) -> None:
+    def __init__(self, heads: int, dim: int) -> None:
         super().__init__()
-        self.d = nn.Sequential(Highway(dim), *mlp(dim, config.alignment_hidden, 1))
+        self.weight = nn.Parameter(torch.randn(heads, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.weight  # (N, H, d)
+
+
+class Matcher(nn.Module, ABC):
+    """A distance between the queries and the keys of every sentence and head."""
+
+    @abstractmethod
+    def forward(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor:
+        """(B, H)."""
+
+    def penalty(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor | None:
+        """What its own networks pay in training, if anything; a scalar."""
+        return None
+
+
+class Discriminator(Matcher):
+    """Eq. 2: D says how likely a token's vector is a query; one network for all heads.
+
+    Three things beyond the paper make the game settle, each has a flag. D is told the head: blind
+    to it, it only matches the mixture of all heads. D pays for its slope (R1, Mescheder et al.
+    2018), without which a minimax game under gradient reversal circles. And D learns faster than
+    those it judges (Heusel et al. 2017).
+    """
+
+    def __init__(self, config: Namespace, heads: int, dim: int) -> None:
+        super().__init__()
+        told = [] if config.alignment_gan_blind else [HeadEmbedding(heads, dim)]
+        self.d = nn.Sequential(*told, Highway(dim), *mlp(dim, config.alignment_hidden, 1))
+        self.rate, self.gamma = config.alignment_gan_rate, config.alignment_gan_penalty
+        with torch.no_grad():
+            for parameter in self.d.parameters():
+                parameter.div_(self.rate)
 
     def forward(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor:
         """−E_q log D(q) − E_k log(1 − D(k)), (B, H): D descends, queries and keys climb."""
-        of_q = queries.apply(self.d, reverse_gradient(q)).squeeze(-1)  # (B, H, T)
-        of_k = keys.apply(self.d, reverse_gradient(k)).squeeze(-1)
+        of_q = queries.apply(self.d, reverse_gradient(q), rate=self.rate).squeeze(-1)  # (B, H, T)
+        of_k = keys.apply(self.d, reverse_gradient(k), rate=self.rate).squeeze(-1)
         taken_for_keys = (F.softplus(-of_q) * queries.mass).sum(dim=-1)
         taken_for_queries = (F.softplus(of_k) * keys.mass).sum(dim=-1)
         return taken_for_keys + taken_for_queries
 
+    def penalty(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor | None:
+        """R1 on both sides: γ/2·E_q ‖∇D(q)‖² + γ/2·E_k ‖∇D(k)‖², D before the sigmoid."""
+        if self.gamma == 0:
+            return None
+        some = [side.packed(x.detach())[::PENALTY_STRIDE] for side, x in ((queries, q), (keys, k))]
+        x = torch.cat(some).requires_grad_()  # (N, H, d)
+        out = run(self.d, x, rate=self.rate).sum()
+        (slope,) = torch.autograd.grad(out, x, create_graph=True)
+        return self.gamma * slope.square().sum(dim=-1).mean()
 
-class OptimalTransport(nn.Module):
+
+class OptimalTransport(Matcher):
     """Eq. 3: the cost of the entropic plan; nothing to learn."""
 
-    def __init__(self, config: Namespace, dim: int) -> None:
+    def __init__(self, config: Namespace, heads: int, dim: int) -> None:
         super().__init__()
         self.cost = cosine_cost if str(config.alignment_cost) == "cosine" else euclidean_cost
         self.epsilon = config.alignment_ot_epsilon
@@ -112,13 +167,13 @@ class OptimalTransport(nn.Module):
         return (cost * plan).sum(dim=(-2, -1))
 
 
-class ConditionalTransport(nn.Module):
+class ConditionalTransport(Matcher):
     """Eq. 4: the navigator τ_φ says who goes where, the critic τ_η what it costs.
 
     W_Q, W_K and φ descend. η climbs: the gradient is reversed where it enters η, and nowhere else.
     """
 
-    def __init__(self, config: Namespace, dim: int) -> None:
+    def __init__(self, config: Namespace, heads: int, dim: int) -> None:
         super().__init__()
         hidden = config.alignment_hidden
         self.navigator = nn.Sequential(*mlp(dim, hidden, hidden))
@@ -134,12 +189,12 @@ class ConditionalTransport(nn.Module):
         return conditional_transport(affinity, cosine_cost(*points), queries.mass, keys.mass)
 
 
-MATCHERS: dict[str, type[nn.Module]] = {
+MATCHERS: dict[str, type[Matcher]] = {
     "gan": Discriminator,
     "ot": OptimalTransport,
     "ct": ConditionalTransport,
 }
 
 
-def build_matcher(config: Namespace, dim: int) -> nn.Module:
-    return MATCHERS[str(config.alignment)](config, dim)
+def build_matcher(config: Namespace, heads: int, dim: int) -> Matcher:
+    return MATCHERS[str(config.alignment)](config, heads, dim)
