@@ -13,11 +13,12 @@ from torch import Tensor
 
 import commands
 import zoo
+from fairseq_stochattn.attention.matching import MATCHERS
 from fairseq_stochattn.criterions.attention_losses import AttentionLosses
 
 DATA = Path(os.environ.get("STOCHATTN_DATA", commands.ROOT.parent / "shared" / "data"))
 TEXT = DATA / "lm" / "war-and-peace.train.txt"
-UPDATES = 120
+UPDATES = 300
 
 pytestmark = pytest.mark.skipif(not TEXT.is_file(), reason=f"no text at {TEXT}")
 
@@ -35,7 +36,7 @@ def trained_mmd(lines: list[Tensor], kind: str, weight: float) -> float:
     """Train with one seed and the same batches; the squared MMD of the last twenty updates."""
     flags = {"alignment": kind, "alignment_weight": weight, "alignment_log_mmd": True}
     model = zoo.build("transformer_lm_alignment", **flags).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     criterion = AttentionLosses.__new__(AttentionLosses)
     generator = torch.Generator().manual_seed(0)
     measured = []
@@ -52,9 +53,8 @@ def trained_mmd(lines: list[Tensor], kind: str, weight: float) -> float:
     return sum(measured[-20:]) / 20
 
 
-def test_transport_halves_the_mmd(lines: list[Tensor]) -> None:
-    """Not so gan: after so few updates it has lowered the MMD little, if at all."""
-    without = trained_mmd(lines, "ct", weight=0.0)
-    found = {kind: trained_mmd(lines, kind, weight=0.1) for kind in ("ot", "ct")}
+def test_alignment_halves_the_mmd(lines: list[Tensor]) -> None:
+    without = trained_mmd(lines, "ot", weight=0.0)
+    found = {kind: trained_mmd(lines, kind, weight=0.1) for kind in MATCHERS}
     print(f"squared MMD without {without:.4f}", *(f"{k} {v:.4f}" for k, v in found.items()))
-    assert all(value < without / 2 for value in found.values())
+    assert all(value < without / 2 for value in found.values()), (without, found)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from argparse import Namespace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +24,7 @@ from fairseq_stochattn.transport import (
 )
 
 # The discriminator's penalty is estimated on every so many tokens: enough, and nearly free.
-PENALTY_STRIDE = 8
+PENALTY_STRIDE = 16
 
 
 class Tokens:
@@ -42,21 +41,22 @@ class Tokens:
         keep = keep | ~self.present.unsqueeze(1)
         mass = at_least_float(keep.to(x.dtype))
         self.mass = (mass / mass.sum(dim=1, keepdim=True)).unsqueeze(1)  # (B, 1, L)
-        self.index = None if padding is None else keep.flatten().nonzero().squeeze(1)
+        # Positions of the real tokens among all L·B: fairseq's projections lie that way in memory.
+        self.index = None if padding is None else keep.t().flatten().nonzero().squeeze(1)
+        self.shape = length, batch
 
-    def packed(self, x: Tensor) -> Tensor:
-        """x (B, H, L, d) → (N, H, d): the N real tokens, sentence after sentence."""
-        rows = x.transpose(1, 2).flatten(0, 1)  # (B·L, H, d)
+    def pack(self, x: Tensor) -> Tensor:
+        """x (B, H, L, d) → (N, H, d): the N real tokens."""
+        rows = x.permute(2, 0, 1, 3).flatten(0, 1)  # (L·B, H, d)
         return rows if self.index is None else rows.index_select(0, self.index)
 
-    def apply(self, network: nn.Module, x: Tensor, **how: Any) -> Tensor:
-        """x (B, H, L, d) → network(x) (B, H, L, e), 0 at padding, which the network never sees."""
-        batch, _, length, _ = x.shape
-        out = run(network, self.packed(x), **how)
+    def unpack(self, rows: Tensor) -> Tensor:
+        """(N, H, e) → (B, H, L, e), 0 at padding."""
+        length, batch = self.shape
         if self.index is not None:
-            rows = out.new_zeros((batch * length, *out.shape[1:]))
-            out = rows.index_copy(0, self.index, out)
-        return out.unflatten(0, (batch, length)).transpose(1, 2)
+            every = rows.new_zeros((length * batch, *rows.shape[1:]))
+            rows = every.index_copy(0, self.index, rows)
+        return rows.unflatten(0, (length, batch)).permute(1, 2, 0, 3)
 
 
 def run(network: nn.Module, x: Tensor, adversary: bool = False, rate: float = 1.0) -> Tensor:
@@ -83,8 +83,7 @@ class Highway(nn.Module):
         self.transform = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate = self.gate(x).sigmoid()
-        return gate * self.transform(x).relu() + (1 - gate) * x
+        return torch.lerp(x, self.transform(x).relu(), self.gate(x).sigmoid())
 
 
 def mlp(dim: int, hidden: int, out: int) -> list[nn.Module]:
@@ -135,17 +134,21 @@ class Discriminator(Matcher):
 
     def forward(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor:
         """−E_q log D(q) − E_k log(1 − D(k)), (B, H): D descends, queries and keys climb."""
-        of_q = queries.apply(self.d, reverse_gradient(q), rate=self.rate).squeeze(-1)  # (B, H, T)
-        of_k = keys.apply(self.d, reverse_gradient(k), rate=self.rate).squeeze(-1)
+        of_q = self._judge(q, queries)  # (B, H, T)
+        of_k = self._judge(k, keys)
         taken_for_keys = (F.softplus(-of_q) * queries.mass).sum(dim=-1)
         taken_for_queries = (F.softplus(of_k) * keys.mass).sum(dim=-1)
         return taken_for_keys + taken_for_queries
+
+    def _judge(self, x: Tensor, tokens: Tokens) -> Tensor:
+        rows = run(self.d, reverse_gradient(tokens.pack(x)), rate=self.rate)
+        return tokens.unpack(rows).squeeze(-1)
 
     def penalty(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor | None:
         """R1 on both sides: γ/2·E_q ‖∇D(q)‖² + γ/2·E_k ‖∇D(k)‖², D before the sigmoid."""
         if self.gamma == 0:
             return None
-        some = [side.packed(x.detach())[::PENALTY_STRIDE] for side, x in ((queries, q), (keys, k))]
+        some = [side.pack(x.detach())[::PENALTY_STRIDE] for side, x in ((queries, q), (keys, k))]
         x = torch.cat(some).requires_grad_()  # (N, H, d)
         out = run(self.d, x, rate=self.rate).sum()
         (slope,) = torch.autograd.grad(out, x, create_graph=True)
@@ -180,13 +183,16 @@ class ConditionalTransport(Matcher):
         self.critic = nn.Sequential(Highway(dim), *mlp(dim, hidden, hidden))
 
     def forward(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor:
-        ways = queries.apply(self.navigator, q), keys.apply(self.navigator, k)
-        points = (
-            queries.apply(self.critic, q, adversary=True),
-            keys.apply(self.critic, k, adversary=True),
-        )
-        affinity = torch.matmul(ways[0], ways[1].transpose(-1, -2))  # (B, H, T, S)
-        return conditional_transport(affinity, cosine_cost(*points), queries.mass, keys.mass)
+        (way_q, point_q), (way_k, point_k) = self._see(q, queries), self._see(k, keys)
+        affinity = torch.matmul(way_q, way_k.transpose(-1, -2))  # (B, H, T, S)
+        cost = cosine_cost(point_q, point_k)
+        return conditional_transport(affinity, cost, queries.mass, keys.mass)
+
+    def _see(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        """τ_φ and τ_η of every token, (B, H, L, hidden)."""
+        rows = tokens.pack(x)
+        way, point = run(self.navigator, rows), run(self.critic, rows, adversary=True)
+        return tokens.unpack(way), tokens.unpack(point)
 
 
 MATCHERS: dict[str, type[Matcher]] = {
