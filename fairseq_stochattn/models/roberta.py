@@ -1,25 +1,55 @@
 """RoBERTa for masked language modelling and sentence prediction: ``roberta_<method>``.
 
-With ``--segment-embeddings 2`` it is BERT's encoder.
+With ``--segment-embeddings 2 --layer-norm-eps 1e-12`` it is BERT's encoder.
 """
 
+from __future__ import annotations
+
+import logging
 from argparse import Namespace
 
 from fairseq.models.roberta import RobertaModel
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_stochattn.models.backbone import Backbone, register_backbone
-from fairseq_stochattn.models.embeddings import EmbeddingConfig, add_segments
+from fairseq_stochattn.models.embeddings import EmbeddingConfig, add_segments, set_layer_norm_eps
+
+logger = logging.getLogger(__name__)
+
+# A checkpoint carries BERT's pooler, dense and tanh, as a classification head without classes:
+# plain fairseq drops a head that its model lacks, so it can load such a checkpoint too.
+POOLER = "pooler"
+
+
+class PooledRoberta(RobertaModel):
+    """RoBERTa whose new classification heads start from the pooler of the checkpoint."""
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        prefix = f"{name}.classification_heads." if name else "classification_heads."
+        pooler = {
+            k: state_dict.pop(k) for k in list(state_dict) if k.startswith(f"{prefix}{POOLER}.")
+        }
+        stored = {k[len(prefix) :].split(".")[0] for k in state_dict if k.startswith(prefix)}
+        super().upgrade_state_dict_named(state_dict, name)
+        for head in [head for head in self.classification_heads if head not in stored]:
+            given = {
+                f"{prefix}{head}.{part}": pooler.get(f"{prefix}{POOLER}.{part}")
+                for part in ("dense.weight", "dense.bias")
+            }
+            if all(v is not None and v.shape == state_dict[k].shape for k, v in given.items()):
+                logger.info("the head %s starts from the checkpoint's pooler", head)
+                state_dict.update(given)
 
 
 def finish(model: nn.Module, config: Namespace) -> None:
     add_segments(model.encoder.sentence_encoder, config)
+    set_layer_norm_eps(model, config)
 
 
 register_backbone(
     Backbone(
         name="roberta",
-        model=RobertaModel,
+        model=PooledRoberta,
         sites=("encoder",),
         owners=lambda model: (model.encoder.sentence_encoder,),
         extra_config=EmbeddingConfig,
