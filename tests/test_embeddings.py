@@ -86,13 +86,15 @@ def test_new_heads_start_from_the_pooler(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_a_trained_head_keeps_its_own_weights() -> None:
-    trained = zoo.build("roberta_deterministic")
-    trained.register_classification_head("two", 2)
-    model = zoo.build("roberta_deterministic", seed=2)
-    model.register_classification_head("two", 2)
-    model.load_state_dict(with_pooler(trained))
-    own = trained.classification_heads["two"].dense.weight
-    assert torch.equal(model.classification_heads["two"].dense.weight, own)
+    """Also one that is called as the pooler is."""
+    trained, model = (zoo.build("roberta_deterministic", seed=n) for n in (1, 2))
+    for head in ("two", "pooler"):
+        for each in (trained, model):
+            each.register_classification_head(head, 2)
+        carried = with_pooler(trained) if head == "two" else {}
+        model.load_state_dict({**carried, **trained.state_dict()})
+        for name, value in trained.classification_heads.state_dict().items():
+            assert torch.equal(model.classification_heads.state_dict()[name], value)
 
 
 def test_plain_fairseq_drops_the_pooler() -> None:

@@ -21,22 +21,26 @@ logger = logging.getLogger(__name__)
 POOLER = "pooler"
 
 
-class PooledRoberta(RobertaModel):
-    """RoBERTa whose new classification heads start from the pooler of the checkpoint."""
+class HeadsFromPooler:
+    """Mixin over RoBERTa: classification heads start from the pooler that a checkpoint carries.
+
+    A head that the checkpoint has keeps its own weights; one of another shape starts fresh.
+    """
+
+    classification_heads: nn.ModuleDict
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        prefix = f"{name}.classification_heads." if name else "classification_heads."
-        pooler = {
-            k: state_dict.pop(k) for k in list(state_dict) if k.startswith(f"{prefix}{POOLER}.")
-        }
-        stored = {k[len(prefix) :].split(".")[0] for k in state_dict if k.startswith(prefix)}
+        heads = f"{name}.classification_heads." if name else "classification_heads."
+        pooler: dict[str, Tensor] = {}
+        if POOLER not in self.classification_heads:  # else somebody has named a head so
+            prefix = f"{heads}{POOLER}."
+            carried = [key for key in state_dict if key.startswith(prefix)]
+            pooler = {key.removeprefix(prefix): state_dict.pop(key) for key in carried}
+        stored = {k.removeprefix(heads).split(".")[0] for k in state_dict if k.startswith(heads)}
         super().upgrade_state_dict_named(state_dict, name)
         for head in [head for head in self.classification_heads if head not in stored]:
-            given = {
-                f"{prefix}{head}.{part}": pooler.get(f"{prefix}{POOLER}.{part}")
-                for part in ("dense.weight", "dense.bias")
-            }
-            if all(v is not None and v.shape == state_dict[k].shape for k, v in given.items()):
+            given = {f"{heads}{head}.{k}": v for k, v in pooler.items() if k.startswith("dense.")}
+            if given and all(state_dict[k].shape == v.shape for k, v in given.items()):
                 logger.info("the head %s starts from the checkpoint's pooler", head)
                 state_dict.update(given)
 
@@ -49,9 +53,10 @@ def finish(model: nn.Module, config: Namespace) -> None:
 register_backbone(
     Backbone(
         name="roberta",
-        model=PooledRoberta,
+        model=RobertaModel,
         sites=("encoder",),
         owners=lambda model: (model.encoder.sentence_encoder,),
+        mixins=(HeadsFromPooler,),
         extra_config=EmbeddingConfig,
         finish=finish,
     )
