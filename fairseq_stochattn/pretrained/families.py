@@ -70,6 +70,12 @@ class Family:
     backbone: str = "roberta"
 
 
+def _behind_padding(config: dict[str, Any]) -> int:
+    """As in fairseq: the row of the padding's own number is for padding."""
+    padding = config.get("pad_token_id")
+    return (1 if padding is None else padding) + 1
+
+
 GELU = {"gelu": "gelu", "gelu_python": "gelu"}
 
 ENCODER = Part(
@@ -159,7 +165,7 @@ ROBERTA = Family(
     ),
     activations=GELU,  # its head has gelu whatever hidden_act says, fairseq's has hidden_act
     segments=1,
-    first_position=lambda config: config.get("pad_token_id", 1) + 1,
+    first_position=_behind_padding,
     two_separators=True,
 )
 
