@@ -32,12 +32,13 @@ setup(
     extras_require={
         "data": ["sacremoses>=0.1", "subword-nmt>=0.3.8", "tokenizers>=0.20", "syntok>=1.4.4"],
         "analysis": ["scipy>=1.11", "scikit-learn>=1.3", "matplotlib>=3.8"],
-        "pretrained": ["safetensors>=0.4"],
-        "dev": ["pytest>=8", "ruff>=0.6", "POT>=0.9.4"],
+        "pretrained": ["safetensors>=0.4", "tokenizers>=0.20"],
+        "dev": ["pytest>=8", "ruff>=0.6", "POT>=0.9.4", "transformers>=4.40"],
     },
     entry_points={
         "console_scripts": [
             "stochattn-export = fairseq_stochattn.cli:export_main",
+            "stochattn-import = fairseq_stochattn.cli:import_main",
             "stochattn-methods = fairseq_stochattn.cli:methods_main",
             "stochattn-generate = fairseq_stochattn.generate:main",
             "stochattn-heads = fairseq_stochattn.analysis.heads_command:main",

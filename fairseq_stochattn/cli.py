@@ -1,8 +1,9 @@
-"""The console commands: ``stochattn-export`` and ``stochattn-methods``."""
+"""The console commands: ``stochattn-import``, ``stochattn-export`` and ``stochattn-methods``."""
 
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Container, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -14,19 +15,52 @@ import fairseq_stochattn
 from fairseq_stochattn.attention.method import METHODS
 from fairseq_stochattn.attention.stack import AttentionConfig
 from fairseq_stochattn.criterions.attention_losses import WRAPPABLE, AttentionLosses
+from fairseq_stochattn.errors import UsageError
 from fairseq_stochattn.export import export
 from fairseq_stochattn.models.backbone import BACKBONES, PLAIN_ARCHS
+from fairseq_stochattn.pretrained.exporting import export_folder
+from fairseq_stochattn.pretrained.importing import MODEL, import_folder
 
 
 def export_main(argv: Sequence[str] | None = None) -> int:
-    """Write a checkpoint of ours as a plain fairseq checkpoint."""
+    """Write a checkpoint of ours as a plain fairseq checkpoint, or as a Hugging Face folder."""
     parser = argparse.ArgumentParser(prog="stochattn-export", description=export_main.__doc__)
     parser.add_argument("checkpoint", type=Path, help="a checkpoint trained with one of our archs")
-    parser.add_argument("output", type=Path, help="the plain checkpoint to write")
+    parser.add_argument("output", type=Path, help="the plain checkpoint, or the folder, to write")
+    parser.add_argument("--to", choices=("fairseq", "huggingface"), default="fairseq")
+    parser.add_argument(
+        "--like",
+        type=Path,
+        metavar="FOLDER",
+        help="to huggingface: what the model was imported to, or a folder with its tokenizer and "
+        "config.json; default: where the checkpoint is",
+    )
     parser.add_argument("--force", action="store_true", help="overwrite an existing output")
     args = parser.parse_args(argv)
+    if args.to == "huggingface":
+        export_folder(args.checkpoint, args.output, args.like, args.force)
+        print(f"{args.output}: for transformers' from_pretrained")
+        return 0
+    if args.like is not None:
+        raise UsageError("--like goes with --to huggingface")
     export(args.checkpoint, args.output, args.force)
     print(f"{args.output}: a plain fairseq checkpoint, no --user-dir needed")
+    return 0
+
+
+def import_main(argv: Sequence[str] | None = None) -> int:
+    """Write a pretrained encoder in Hugging Face's layout (BERT, RoBERTa) as a checkpoint."""
+    parser = argparse.ArgumentParser(prog="stochattn-import", description=import_main.__doc__)
+    parser.add_argument("source", type=Path, help="folder with config.json, weights, tokenizer")
+    parser.add_argument("output", type=Path, help="folder to write: model.pt, dict.txt, tokenizer")
+    parser.add_argument("--arch", required=True, help="for instance roberta_babn, or plain roberta")
+    parser.add_argument("--force", action="store_true", help="overwrite an earlier import")
+    args = parser.parse_args(argv)
+    logging.getLogger("hydra").setLevel(logging.WARNING)  # fairseq shows the log at every level
+    flags = import_folder(args.source, args.output, args.arch, args.force)
+    print(f"data:  data-prep/prepare_*.py … --model-from {args.output}")
+    model = f"--finetune-from-model {args.output / MODEL}"
+    print(f"train: fairseq-train DATA {' '.join(flags)} {model}")
     return 0
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import data_utils
+from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
 from omegaconf import AnyNode, DictConfig, ListConfig
 from omegaconf.base import ContainerMetadata, Metadata
@@ -32,7 +33,9 @@ def _harmless_classes() -> list[Any]:
     config = [DictConfig, ListConfig, AnyNode, ContainerMetadata, Metadata, Any]
     counters = [AverageMeter, TimeMeter, StopwatchMeter]
     types = [dict, list, int, float, str, bool]  # named in the metadata of configurations
-    return [Namespace, *config, *counters, defaultdict, *types]
+    # Stands for a tensor where the first rank tells the others what it has read.
+    between_ranks = [_TensorPlaceholder]
+    return [Namespace, *config, *counters, defaultdict, *types, *between_ranks]
 
 
 def load_checkpoints_safely() -> None:

@@ -16,6 +16,7 @@ import torch
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 
 from fairseq_stochattn import compat
 from fairseq_stochattn.attention.method import METHODS, chain_of
@@ -24,6 +25,7 @@ from fairseq_stochattn.criterions.attention_losses import DEFAULTS, AttentionLos
 from fairseq_stochattn.errors import UsageError
 from fairseq_stochattn.models.backbone import PLAIN_ARCHS
 from fairseq_stochattn.models.config import complete, is_typed
+from fairseq_stochattn.models.embeddings import EmbeddingConfig, beyond_plain
 
 _OURS = {"attention_methods", "attention_stacks"}
 
@@ -33,19 +35,24 @@ def is_ours(parameter: str) -> bool:
     return not _OURS.isdisjoint(parameter.split("."))
 
 
-def to_plain(state: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint of one of our archs → the same as a plain fairseq checkpoint."""
-    config = state.get("cfg") or {}
-    model_config = config.get("model")
-    arch = _arch_of(model_config)
+def arch_of(state: dict[str, Any]) -> str:
+    """The arch that a checkpoint was made with."""
+    model_config = (state.get("cfg") or {}).get("model")
+    if isinstance(model_config, (dict, DictConfig)):
+        arch = model_config.get("_name")
+    else:
+        arch = getattr(model_config, "_name", None) or getattr(model_config, "arch", None)
     if arch is None:
         raise UsageError("the file is no fairseq checkpoint: it does not tell its arch")
-    if arch not in PLAIN_ARCHS:
-        raise UsageError(f"nothing to export: '{arch}' is no arch of fairseq_stochattn")
-    model_class = ARCH_MODEL_REGISTRY[arch]
+    return arch
+
+
+def flags_of(state: dict[str, Any], arch: str) -> Namespace:
+    """All model flags of a checkpoint of ours; refused where its attention is not plain."""
+    given = state["cfg"]["model"]
     args = complete(
-        OmegaConf.create(model_config) if isinstance(model_config, dict) else model_config,
-        model_class.config,
+        OmegaConf.create(given) if isinstance(given, dict) else given,
+        ARCH_MODEL_REGISTRY[arch].config,
         preset=lambda args: None,
         typed=True,
     )
@@ -55,15 +62,34 @@ def to_plain(state: dict[str, Any]) -> dict[str, Any]:
                 f"{method} attention is not plain attention at test time: a plain checkpoint "
                 "cannot express it"
             )
+    return args
+
+
+def weights_of(state: dict[str, Any]) -> dict[str, Tensor]:
+    """The parameters that are fairseq's own."""
+    return {name: value for name, value in state["model"].items() if not is_ours(name)}
+
+
+def to_plain(state: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint of one of our archs → the same as a plain fairseq checkpoint."""
+    config, arch = state.get("cfg") or {}, arch_of(state)
+    if arch not in PLAIN_ARCHS:
+        raise UsageError(f"nothing to export: '{arch}' is no arch of fairseq_stochattn")
+    args = flags_of(state, arch)
+    foreign = beyond_plain(args)
+    if foreign:
+        raise UsageError(
+            f"plain fairseq has no {' '.join(foreign)}; --to huggingface can express it"
+        )
     ours = {entry.name for part in _our_parts() for entry in fields(part)} - {"_name"}
     plain_args = {k: v for k, v in vars(args).items() if k not in ours}
     plain_args["_name"] = PLAIN_ARCHS[arch]
-    if not is_typed(model_class.backbone.model):
+    if not is_typed(ARCH_MODEL_REGISTRY[arch].backbone.model):
         # fairseq's untyped models read one flat namespace, the task's flags among them.
         set_flags = {k: v for k, v in plain_args.items() if v is not None}
-        task_flags = _as_dict(config.get("task"))
+        task_flags = as_dict(config.get("task"))
         plain_args = Namespace(**{**task_flags, **set_flags, "arch": PLAIN_ARCHS[arch]})
-    weights = {name: value for name, value in state["model"].items() if not is_ours(name)}
+    weights = weights_of(state)
     criterion = _plain_criterion(config)
     plain = {**state, "model": weights}
     plain["cfg"] = {**config, "model": plain_args, "criterion": criterion}
@@ -88,30 +114,25 @@ def export(source: Path, destination: Path, force: bool = False) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _arch_of(model_config: Any) -> str | None:
-    if isinstance(model_config, (dict, DictConfig)):
-        return model_config.get("_name")
-    return getattr(model_config, "_name", None) or getattr(model_config, "arch", None)
-
-
 def _plain_criterion(config: Any) -> dict[str, Any]:
     """The criterion that ours wrapped, with its own flags: what fairseq-validate will look for."""
-    given = _as_dict(config.get("criterion"))
+    given = as_dict(config.get("criterion"))
     ours = CRITERION_REGISTRY.get(given.get("_name"))
     if ours is None or not issubclass(ours, AttentionLosses):
         return given
     name = given.get("task_criterion", "auto")
     if name == "auto":
-        name = DEFAULTS[_as_dict(config.get("task"))["_name"]]
+        name = DEFAULTS[as_dict(config.get("task"))["_name"]]
     wanted = {entry.name for entry in fields(CRITERION_DATACLASS_REGISTRY[name])}
     return {**{k: v for k, v in given.items() if k in wanted}, "_name": name}
 
 
-def _as_dict(config: Any) -> dict[str, Any]:
+def as_dict(config: Any) -> dict[str, Any]:
+    """A part of a checkpoint's configuration, whatever fairseq has kept it as."""
     if isinstance(config, Namespace):
         return vars(config)
     return OmegaConf.to_container(config) if isinstance(config, DictConfig) else dict(config or {})
 
 
 def _our_parts() -> list[type]:
-    return [AttentionConfig, *(method.Config for method in METHODS.values())]
+    return [AttentionConfig, EmbeddingConfig, *(method.Config for method in METHODS.values())]

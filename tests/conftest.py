@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -18,6 +19,16 @@ import fairseq_stochattn  # noqa: E402, F401  (registers the archs in this proce
 import toy_method  # noqa: E402, F401  (and a method of the tests' own, with its archs)
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "nu", "re") for b in ("ba", "do", "fi", "gu", "pe")]
+
+
+@pytest.fixture(scope="session")
+def transformers() -> ModuleType:
+    """Hugging Face's library, imported where a test asks for it: that takes seconds.
+
+    It would import torchaudio, which need not fit the torch that is installed.
+    """
+    sys.modules.setdefault("torchaudio", None)
+    return pytest.importorskip("transformers")
 
 
 def _write_pairs(folder: Path, split: str, count: int, seed: int) -> None:

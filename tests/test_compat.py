@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data import data_utils
+from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
 from omegaconf import OmegaConf
 
@@ -26,8 +27,9 @@ MIXED = {"a": [1, 2.5, "x", None, True], "b": {"c": "${a.0}"}}
         Namespace(lr=[0.1], arch="transformer", nested=Namespace(x=None)),
         OmegaConf.create(MIXED),
         [AverageMeter(round=3), TimeMeter(), StopwatchMeter()],
+        _TensorPlaceholder(3),
     ],
-    ids=["argparse", "omegaconf", "meters"],
+    ids=["argparse", "omegaconf", "meters", "between ranks"],
 )
 def test_what_fairseq_writes_is_loaded(content: object, tmp_path: Path) -> None:
     torch.save({"extra_state": content}, tmp_path / "checkpoint.pt")

@@ -64,6 +64,8 @@ class Encoding:
     files: tuple[Path, ...] = ()  # of a model that is a folder
     dictionary: Path | None = None
     lowercase: bool = False
+    model_flags: str = "--arch roberta_base"  # of the model that is to be fine-tuned
+    two_separators: bool = True  # it has two between the sentences of a pair, BERT has one
 
 
 def cutter(kind: str, model: Path | None) -> Callable[[list[tuple[str, ...]]], list]:
@@ -212,6 +214,7 @@ def prepare(
     size = len((out / "input0" / "dict.txt").read_text("utf-8").splitlines())
     return {
         "recipe": {"subwords": encoding.kind, "lowercase": encoding.lowercase},
+        "model": {"flags": encoding.model_flags, "two_separators": encoding.two_separators},
         "splits": splits,
         "vocabulary": size,
     }
@@ -253,10 +256,11 @@ def summary(manifest: dict[str, Any], out: Path) -> str:
         return "\n".join(lines)
     task = "sentence_ranking" if kind == "choice" else "sentence_prediction"
     number = len(manifest["arguments"]["labels"]) or 1
-    pair = " --separator-token 2" if inputs > 1 else ""
+    model = {"flags": Encoding.model_flags, "two_separators": True, **manifest.get("model", {})}
+    pair = " --separator-token 2" if inputs > 1 and model["two_separators"] else ""
     target = " --regression-target" if kind == "regression" else ""
     lines.append(
         f"train with: fairseq-train {out} --task {task} --criterion {task} "
-        f"--num-classes {number} --arch roberta_base --init-token 0{pair}{target}"
+        f"--num-classes {number} {model['flags']} --init-token 0{pair}{target}"
     )
     return "\n".join(lines)

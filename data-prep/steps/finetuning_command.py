@@ -65,7 +65,11 @@ def encoding_of(args: argparse.Namespace) -> Encoding:
     if not found:
         raise PrepError(f"{folder / 'dict.txt'} does not exist: --model-from needs it")
     manifest = read_manifest(folder)
-    recipe = manifest.get("recipe", {}) if isinstance(manifest, dict) else {}
+    manifest = manifest if isinstance(manifest, dict) else {}
+    recipe, model = manifest.get("recipe", {}), manifest.get("model", {})
+    flags = model.get("flags", Encoding.model_flags)
+    if (folder / "model.pt").is_file():
+        flags += f" --finetune-from-model {folder / 'model.pt'}"
     words = "none" in (args.subwords, recipe.get("subwords"))
     kind, files = ("none", []) if words else given_model(folder)
     return Encoding(
@@ -76,6 +80,8 @@ def encoding_of(args: argparse.Namespace) -> Encoding:
         files=tuple(files) if kind in ("gpt2", "tokenizer") else (),
         dictionary=found[0],
         lowercase=args.lowercase or recipe.get("lowercase", False),
+        model_flags=flags,
+        two_separators=model.get("two_separators", Encoding.two_separators),
     )
 
 

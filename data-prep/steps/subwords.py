@@ -171,24 +171,33 @@ def plain_pieces(pieces: str) -> list[str]:
 
 
 def load_tokenizer(folder: Path):
-    """The tokenizer in a model's folder, in whichever of the usual files it is."""
-    import tokenizers
-
-    config = folder / "tokenizer_config.json"
-    options = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-    byte_level = [GPT2_FILES, ("vocab.json", "merges.txt")]
+    """The tokenizer in a model's folder, in whichever of the usual files it is; for whole lines."""
     try:
-        if (folder / "tokenizer.json").is_file():
-            return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        for names in byte_level:
-            if all((folder / name).is_file() for name in names):
-                files = [str(folder / name) for name in names]
-                return tokenizers.ByteLevelBPETokenizer.from_file(*files)
-        if (folder / "vocab.txt").is_file():
-            lower = options.get("do_lower_case", True)
-            return tokenizers.BertWordPieceTokenizer(str(folder / "vocab.txt"), lowercase=lower)
+        tokenizer = _read_tokenizer(folder)
+    except PrepError:
+        raise
     except Exception as error:  # the library raises bare Exceptions
         raise PrepError(f"{folder}: its tokenizer cannot be read: {error}") from None
+    # Some are saved with the lengths of their last use.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _read_tokenizer(folder: Path):
+    import tokenizers
+
+    if (folder / "tokenizer.json").is_file():
+        return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for names in (GPT2_FILES, ("vocab.json", "merges.txt")):
+        if all((folder / name).is_file() for name in names):
+            files = [str(folder / name) for name in names]
+            return tokenizers.ByteLevelBPETokenizer.from_file(*files)
+    if (folder / "vocab.txt").is_file():
+        config = folder / "tokenizer_config.json"
+        options = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        lower = options.get("do_lower_case", True)
+        return tokenizers.BertWordPieceTokenizer(str(folder / "vocab.txt"), lowercase=lower)
     raise PrepError(f"{folder} has no tokenizer.json, vocab.txt, vocab.json or encoder.json")
 
 

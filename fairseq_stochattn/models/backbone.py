@@ -38,6 +38,7 @@ class Backbone:
     model: type
     sites: tuple[str, ...]
     owners: Callable[[nn.Module], Sequence[nn.Module]]
+    mixins: tuple[type, ...] = ()  # over the class: what our archs do otherwise than fairseq's
     extra_config: type[FairseqDataclass] = FairseqDataclass
     # What the flags of ``extra_config`` add to the model once it is hosted.
     finish: Callable[[nn.Module, Namespace], None] = lambda model, config: None
@@ -133,7 +134,7 @@ def _register_pair(backbone: Backbone, method: str) -> None:
         **_defaults(method),
     )
     contents = {"backbone": backbone, "arch": name, "config": config, "__module__": __name__}
-    model = type(name, (StochasticModel, backbone.model), contents)
+    model = type(name, (StochasticModel, *backbone.mixins, backbone.model), contents)
     register_model(name, dataclass=config)(model)
     for plain in list(ARCH_MODEL_INV_REGISTRY[backbone.name]):
         if not plain.startswith(backbone.name):

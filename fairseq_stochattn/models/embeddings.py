@@ -3,18 +3,20 @@
     x = project(dropout(LayerNorm(token + position + segment)))
 
 Segments tell the sentences of a pair apart; ELECTRA's small models embed more narrowly than their
-layers are wide. Both are absent in plain RoBERTa and then cost nothing.
+layers are wide. Both are absent in plain RoBERTa and then cost nothing. And their layers normalise
+with another ε.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from argparse import Namespace
+from dataclasses import dataclass, field, fields
 
 import torch
 from fairseq.dataclass import FairseqDataclass
 from torch import Tensor, nn
 
-from fairseq_stochattn.errors import require_not_negative
+from fairseq_stochattn.errors import require_not_negative, require_positive
 
 
 @dataclass
@@ -25,6 +27,10 @@ class EmbeddingConfig(FairseqDataclass):
             "help": "number of segment embeddings (BERT and ELECTRA have 2): the first for a "
             "single sentence and the first of a pair, the second for the other; 0 has none"
         },
+    )
+    layer_norm_eps: float = field(
+        default=1e-5,
+        metadata={"help": "ε of every layer normalisation; BERT's and ELECTRA's have 1e-12"},
     )
 
 
@@ -68,3 +74,23 @@ def add_segments(encoder: nn.Module, config: EmbeddingConfig) -> None:
         encoder.embed_segments = nn.Embedding(config.segment_embeddings, weight.size(1))
         # BERT's initialisation, which fairseq gives to RoBERTa's embeddings too.
         torch.nn.init.normal_(encoder.embed_segments.weight, std=0.02)
+
+
+def set_layer_norm_eps(model: nn.Module, config: EmbeddingConfig) -> None:
+    """fairseq builds its layer normalisations, apex' fused ones too, with an ε of its own."""
+    require_positive(config, "layer_norm_eps")
+    for module in model.modules():
+        if hasattr(module, "normalized_shape"):
+            module.eps = config.layer_norm_eps
+
+
+def beyond_plain(config: Namespace) -> list[str]:
+    """The flags of a model that plain fairseq has no counterpart for."""
+    given = [
+        (entry.name, getattr(config, entry.name, entry.default), entry.default)
+        for entry in fields(EmbeddingConfig)
+        if not entry.name.startswith("_")
+    ]
+    return [
+        f"--{name.replace('_', '-')} {value}" for name, value, default in given if value != default
+    ]

@@ -1,0 +1,1 @@
+"""Pretrained encoders: Hugging Face's folders into fairseq checkpoints, and back."""
