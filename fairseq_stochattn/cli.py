@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
 from fairseq.dataclass import FairseqDataclass
+from fairseq.optim import OPTIMIZER_REGISTRY
 
 import fairseq_stochattn
 from fairseq_stochattn.attention.method import METHODS
@@ -18,6 +19,7 @@ from fairseq_stochattn.criterions.attention_losses import WRAPPABLE, AttentionLo
 from fairseq_stochattn.errors import UsageError
 from fairseq_stochattn.export import export
 from fairseq_stochattn.models.backbone import BACKBONES, PLAIN_ARCHS
+from fairseq_stochattn.optim import OPTIMIZERS
 from fairseq_stochattn.pretrained.exporting import export_folder
 from fairseq_stochattn.pretrained.importing import MODEL, import_folder
 
@@ -84,6 +86,9 @@ def methods_main(argv: Sequence[str] | None = None) -> int:
         if issubclass(criterion, AttentionLosses):
             print(f"\n--criterion {name}: {(criterion.__doc__ or '').strip().splitlines()[0]}")
             print("\n".join(_flags(CRITERION_DATACLASS_REGISTRY[name], without=passed_on)))
+    for name, config in OPTIMIZERS.items():
+        print(f"\n--optimizer {name}: {OPTIMIZER_REGISTRY[name].__doc__}")
+        print("\n".join(_flags(config)))
     return 0
 
 

@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +18,8 @@ from fairseq import checkpoint_utils
 from fairseq.data import data_utils
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
+from fairseq.optim import OPTIMIZER_REGISTRY, FairseqOptimizer
+from fairseq.trainer import Trainer
 from omegaconf import AnyNode, DictConfig, ListConfig
 from omegaconf.base import ContainerMetadata, Metadata
 from torch import nn
@@ -109,6 +111,58 @@ def keep_last_batch() -> None:
 
     batch_by_size.keeps_last_batch = True
     data_utils.batch_by_size = batch_by_size
+
+
+def show_optimizers_the_model() -> None:
+    """fairseq builds optimizers from a bare list of parameters, perhaps fp32 copies without names.
+
+    One that has ``attach`` is shown the model and how its parameters are held; before it is built
+    its class may refuse what cannot work. All other optimizers are built as ever.
+    """
+    plain = Trainer._build_optimizer
+    if getattr(plain, "shows_the_model", False):
+        return
+
+    @wraps(plain)
+    def _build_optimizer(trainer: Trainer) -> None:
+        chosen = OPTIMIZER_REGISTRY.get(getattr(trainer.cfg.optimizer, "_name", None))
+        if not hasattr(chosen, "attach"):
+            return plain(trainer)
+        chosen.refuse_impossible(trainer.cfg)
+        plain(trainer)
+        wrapper, optimizer = None, trainer.optimizer
+        while not isinstance(optimizer, chosen):
+            wrapper, optimizer = optimizer, _wrapped(optimizer)
+        held = {parameter: parameter for parameter in optimizer.params}
+        if hasattr(wrapper, "fp32_params"):
+            held = dict(zip(wrapper.fp16_params, wrapper.fp32_params, strict=True))
+        optimizer.attach(
+            trainer.get_model(),
+            held,
+            trainer.cfg.common.seed,
+            trainer.get_num_updates,
+            partial(_unscale, wrapper),
+        )
+
+    _build_optimizer.shows_the_model = True
+    Trainer._build_optimizer = _build_optimizer
+
+
+def _wrapped(optimizer: FairseqOptimizer) -> FairseqOptimizer:
+    """What fairseq's wrapper for fp16, AMP or block momentum is around."""
+    names = ("fp32_optimizer", "wrapped_optimizer", "_optimizer")
+    return next(getattr(optimizer, name) for name in names if hasattr(optimizer, name))
+
+
+def _unscale(wrapper: FairseqOptimizer | None) -> float | torch.Tensor:
+    """Undo the loss scale of an fp16 wrapper that asks for the norm of the gradients.
+
+    It has read its scale already and will multiply the norm by it: this factor is returned.
+    """
+    factor = getattr(wrapper, "_multiply_factor", 1.0)
+    if hasattr(wrapper, "_unscale_grads"):
+        wrapper._unscale_grads()
+    return factor
 
 
 def use_own_attention_in_eval(layers: Iterable[nn.Module]) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -88,6 +89,27 @@ TRAIN = (
 def train(data: Path, save: Path, *args: object, user_dir: object = USER_DIR) -> Output:
     plugin = [] if user_dir is None else ["--user-dir", user_dir]
     return _call(train_cli.cli_main, data, *plugin, *TRAIN, "--save-dir", save, *args)
+
+
+def train_on_two_ranks(data: Path, save: Path, *args: object, user_dir: object = USER_DIR) -> list:
+    """Two processes that train together, as two results; an error in one is an assertion."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = [
+        start(
+            "fairseq-train",
+            *(data, "--user-dir", user_dir, *TRAIN, "--save-dir", save, *args),
+            *("--distributed-world-size", 2, "--distributed-rank", rank),
+            *("--distributed-init-method", f"tcp://127.0.0.1:{port}", "--distributed-no-spawn"),
+            *("--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"),
+        )
+        for rank in (0, 1)
+    ]
+    results = [finish(rank) for rank in ranks]
+    for result in results:
+        assert result.returncode == 0, result.stderr[-2000:]
+    return results
 
 
 def generate(data: Path, checkpoint: object, *args: object) -> Output:

@@ -13,6 +13,7 @@ import torch
 from fairseq.data import data_utils
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
+from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 
 from fairseq_stochattn import compat
@@ -51,6 +52,12 @@ def test_loader_is_wrapped_once() -> None:
     wrapped = checkpoint_utils.load_checkpoint_to_cpu
     compat.load_checkpoints_safely()
     assert checkpoint_utils.load_checkpoint_to_cpu is wrapped
+
+
+def test_trainer_is_wrapped_once() -> None:
+    wrapped = Trainer._build_optimizer
+    compat.show_optimizers_the_model()
+    assert Trainer._build_optimizer is wrapped
 
 
 def test_numpy_alias_that_fairseq_reads() -> None:

@@ -18,7 +18,7 @@ from argparse import (
     _StoreTrueAction,
 )
 from collections.abc import Callable
-from dataclasses import MISSING, field, fields, make_dataclass
+from dataclasses import MISSING, Field, field, fields, make_dataclass
 from functools import cache
 from typing import Any, Optional, get_type_hints
 
@@ -60,6 +60,8 @@ def _column(action: Action, arch_decides: bool) -> tuple[str, Any, Any]:
     kind = bool if switch else action.type if action.type in (int, float, bool) else str
     default = None if arch_decides or action.default == SUPPRESS else action.default
     metadata = {"help": action.help or action.dest.replace("_", " ")}
+    if len(action.option_strings) > 1:
+        metadata["argparse_alias"] = action.option_strings[1]
     return action.dest, Optional[kind], field(default=default, metadata=metadata)
 
 
@@ -78,6 +80,23 @@ def join_configs(name: str, *parts: type[FairseqDataclass], **defaults: Any) -> 
                 column = field(default=value, metadata=entry.metadata)
             columns[entry.name] = (entry.name, types[entry.name], column)
     return make_dataclass(name, columns.values(), bases=(FairseqDataclass,))
+
+
+def unset(part: type[FairseqDataclass]) -> type[FairseqDataclass]:
+    """The same fields, each None, "not set"; only what refers to other flags still does."""
+    types = get_type_hints(part)
+    columns = []
+    for entry in fields(part):
+        kind, default = types[entry.name], entry.default
+        if not is_interpolated(entry):
+            kind, default = kind if kind is Any else Optional[kind], None
+        columns.append((entry.name, kind, field(default=default, metadata=entry.metadata)))
+    return make_dataclass(part.__name__, columns, bases=(FairseqDataclass,))
+
+
+def is_interpolated(entry: Field) -> bool:
+    """Whether the field's default refers to another flag, as ``${optimization.lr}``."""
+    return str(entry.default).startswith("${")
 
 
 def complete(
