@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from fairseq_stochattn.attention.additive import AdditiveAttention
 from fairseq_stochattn.heads import by_head, find_heads
 from fairseq_stochattn.models.config import complete
 from fairseq_stochattn.models.self_attentive import SelfAttentiveConfig
+from test_launch import HYDRA
 from test_precision import PRECISIONS
 
 SENTENCES = zoo.sentences(9, 1, 4, 7)
@@ -239,6 +241,39 @@ def test_reduced_precision(classification_data: Path, tmp_path: Path) -> None:
         assert reduced == pytest.approx(full, abs=0.03)
 
 
+MODEL = """
+  _name: self_attentive_yelp
+  encoder_embed_dim: 16
+  encoder_hidden_size: 12
+  attention_hidden_size: 10
+"""
+
+
+def test_hydra_train(classification_data: Path, tmp_path: Path) -> None:
+    """A preset by its name, and the criterion with its flags."""
+    config = HYDRA.format(
+        user_dir=commands.USER_DIR,
+        task="sentence_prediction\n  num_classes: 5",
+        data=classification_data,
+        save=tmp_path / "run",
+        model=MODEL,
+    )
+    # Before a plugin is imported hydra knows no defaults of its criterions, and the task asks two.
+    criterion = ("repulsive", "diversity: frobenius", "regression_target: false")
+    criterion = (*criterion, "classification_head_name: sentence_classification_head")
+    config = config.replace("_name: attention_losses", "_name: " + "\n  ".join(criterion))
+    (tmp_path / "tiny.yaml").write_text(config)
+    result = commands.run(
+        "fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "tiny", cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    checkpoint = str(tmp_path / "run" / "checkpoint_last.pt")
+    model = checkpoint_utils.load_model_ensemble([checkpoint])[0][0]
+    (dense,) = model.head_consumers()
+    assert dense.weight.shape == (3000, 30 * 2 * 12)
+    assert '"frobenius_weight": "1"' in result.stdout + result.stderr
+
+
 def pair_corpus(folder: Path, task: str) -> Path:
     """Pairs that are alike if they share their only telling word: in RTE's or STS-B's format."""
     rng = random.Random(1)
@@ -320,6 +355,6 @@ def test_every_parameter_that_learns_gets_a_gradient() -> None:
 def test_the_list_of_methods_has_its_archs_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
     cli.methods_main(["--archs"])
     listing = capsys.readouterr().out
-    for line in ("--arch self_attentive_snli\n", "--sentence-pairs: "):
+    for line in ("--arch self_attentive_snli\n", "--sentence-pairs: ", "--diversity-weight: "):
         assert f"\n  {line}" in listing
     assert "--max-positions" not in listing  # the task's flag
