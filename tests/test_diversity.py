@@ -17,10 +17,12 @@ from torch import Tensor, nn
 import commands
 import sizes
 import zoo
+from fairseq_stochattn.analysis.heads import head_distances
 from fairseq_stochattn.attention.method import collecting_losses
 from fairseq_stochattn.criterions.repulsive import DiversityConfig, RepulsiveCriterion
 from fairseq_stochattn.diversity import frobenius, mean_cosine, mean_distance
 from fairseq_stochattn.errors import UsageError
+from fairseq_stochattn.heads import find_heads
 from test_precision import PRECISIONS, SGD, assert_same_training, one_length
 
 SOURCES, TARGETS = zoo.sentences(9, 7, 4, 1), zoo.sentences(8, 5, 3, 1, seed=1)
@@ -243,7 +245,21 @@ def test_nothing_is_kept_after_the_criterion() -> None:
     with collecting_losses():
         transformer()(model)
     assert watched.seen == []
-    assert not any(getattr(module, "watcher", None) for module in model.modules())
+    assert not any(getattr(module, "watchers", ()) for module in model.modules())
+
+
+def test_criterion_and_analysis_watch_side_by_side() -> None:
+    model = zoo.build("transformer_deterministic").eval()
+    groups, found = find_heads(model), {}
+    with torch.no_grad():
+        alone = head_distances(groups, lambda: transformer()(model))
+        both = head_distances(
+            groups, lambda: found.update(logged(model, transformer(), log_dist=True))
+        )
+    assert both == alone
+    tokens = [sum(map(len, SOURCES if x.site == "encoder" else TARGETS)) for x in groups]
+    mean = sum(d * n for d, n in zip(alone, tokens, strict=True)) / sum(tokens)
+    assert found["dist"] == pytest.approx(mean, rel=1e-5)
 
 
 CLASSIFIER = ("--arch", "self_attentive", *sizes.SELF_ATTENTIVE, *sizes.CLASSIFICATION)

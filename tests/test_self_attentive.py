@@ -20,7 +20,9 @@ import prepare_glue
 import sizes
 import zoo
 from fairseq_stochattn import cli
+from fairseq_stochattn.analysis.heads import head_distances, masked_head
 from fairseq_stochattn.attention.additive import AdditiveAttention
+from fairseq_stochattn.diversity import mean_distance
 from fairseq_stochattn.heads import by_head, find_heads
 from fairseq_stochattn.models.config import complete
 from fairseq_stochattn.models.self_attentive import SelfAttentiveConfig
@@ -156,22 +158,25 @@ def test_pairs_are_the_factored_interaction_of_two_sentences(separator: int | No
 
 
 @pytest.mark.parametrize("pairs", [False, True])
-def test_a_head_is_masked_by_the_columns_of_what_reads_it(pairs: bool) -> None:
+def test_a_head_is_masked_by_its_feature_or_by_the_columns_that_read_it(pairs: bool) -> None:
+    """One and the same thing; and Dist is that of the features, empty sentences apart."""
     model = zoo.classifier(sentence_pairs=pairs).eval()
     rows = [torch.cat([row, row]) for row in SENTENCES] if pairs else SENTENCES
-    features, extra = model(zoo.pad(rows))
-    assert extra["head_features"].shape == ((2 if pairs else 1) * len(rows), 3, 8)
-    (dense,) = model.head_consumers()
-    head = model.classification_heads["sentence_classification_head"]
+    z = model(zoo.pad(rows))[1]["head_features"]
+    assert z.shape == ((2 if pairs else 1) * len(rows), 3, 8)
+    (group,) = find_heads(model)
+    (dist,) = head_distances([group], lambda: zoo.classify(model, [*rows, EMPTY]))
+    assert dist == pytest.approx(mean_distance(z).mean().item())
+    dense = model.classification_heads["sentence_classification_head"].dense
     for i in range(3):
-        masked = features.clone()
-        masked[:, i] = 0
-        expected = head(masked)
-        weight = dense.weight.detach().clone()
-        with torch.no_grad():
-            dense.weight[:, 8 * i : 8 * (i + 1)] = 0
+        with masked_head(group, i):
+            expected = zoo.classify(model, rows)
+        columns = dense.weight.data[:, 8 * i : 8 * (i + 1)]
+        kept = columns.clone()
+        columns.zero_()
         torch.testing.assert_close(zoo.classify(model, rows), expected)
-        dense.weight.data = weight
+        columns.copy_(kept)
+        assert not torch.allclose(zoo.classify(model, rows), expected, rtol=0, atol=1e-5)
 
 
 def test_the_particles_are_the_scoring_vectors() -> None:
@@ -269,7 +274,7 @@ def test_hydra_train(classification_data: Path, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr[-2000:]
     checkpoint = str(tmp_path / "run" / "checkpoint_last.pt")
     model = checkpoint_utils.load_model_ensemble([checkpoint])[0][0]
-    (dense,) = model.head_consumers()
+    dense = model.classification_heads["sentence_classification_head"].dense
     assert dense.weight.shape == (3000, 30 * 2 * 12)
     assert '"frobenius_weight": "1"' in result.stdout + result.stderr
 

@@ -37,7 +37,7 @@ class AdditiveAttention(ShowsHeads, nn.Module):
         lowest = torch.finfo(scores.dtype).min  # not −inf: a softmax over nothing would be NaN
         a = scores.masked_fill(padding, lowest).softmax(dim=-1).masked_fill(padding, 0.0)
         z = torch.bmm(a.type_as(h), h)  # (B, M, d)
-        if self.watcher is not None:
+        if self.watchers:
             # One query a head and sentence: (B, M, 1, n) and (B, M, 1, d).
-            self.watcher(Heads(a.unsqueeze(2), z.unsqueeze(2), padding.all(dim=-1)))
+            self.show(Heads(a.unsqueeze(2), z.unsqueeze(2), padding.all(dim=-1)))
         return z, a

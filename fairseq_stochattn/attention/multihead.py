@@ -111,8 +111,8 @@ class StochasticMultiheadAttention(ShowsHeads, MultiheadAttention):
         weights = attend(logits, cells, self.attention_methods)  # (B', H, R, S), fp32
         probs = self.dropout_module(weights.type_as(v))
         out = torch.matmul(probs, v)  # (B', H, R, d)
-        if self.watcher is not None:
-            self.watcher(Heads(weights, out, cells.query_padding))
+        if self.watchers:
+            self.show(Heads(weights, out, cells.query_padding))
         out = out.view(sources, heads, beams, targets, head_dim).permute(3, 0, 2, 1, 4)
         out = self.out_proj(out.reshape(targets, batch, heads * head_dim))  # (T, B, C)
         if not (need_weights or need_head_weights):

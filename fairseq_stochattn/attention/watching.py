@@ -23,19 +23,23 @@ class Heads:
 
 
 class ShowsHeads:
-    """Mixin over an attention module whose forward calls ``watcher`` where there is one."""
+    """Mixin over an attention module whose forward shows its heads to ``watchers``, if any."""
 
-    watcher: Callable[[Heads], None] | None = None
+    watchers: tuple[Callable[[Heads], None], ...] = ()
+
+    def show(self, heads: Heads) -> None:
+        for see in self.watchers:
+            see(heads)
 
 
 @contextmanager
 def watching(modules: Iterable[ShowsHeads], see: Callable[[Heads], None]) -> Iterator[None]:
     """Within, ``see`` is called with the heads of every forward of these modules."""
-    modules = list(modules)
-    for module in modules:
-        module.watcher = see
+    before = [(module, module.watchers) for module in modules]
+    for module, watchers in before:
+        module.watchers = (*watchers, see)
     try:
         yield
     finally:
-        for module in modules:
-            module.watcher = None
+        for module, watchers in before:
+            module.watchers = watchers

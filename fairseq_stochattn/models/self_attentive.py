@@ -127,7 +127,7 @@ class FactoredInteraction(nn.Module):
 
 
 class OutputMLP(nn.Module):
-    """The 2-layer ReLU classifier. Head i is columns i·2h to (i + 1)·2h of ``dense``."""
+    """The 2-layer ReLU classifier; it reads head i by columns i·2h to (i + 1)·2h of ``dense``."""
 
     def __init__(self, dim: int, hidden: int, classes: int, dropout: float) -> None:
         super().__init__()
@@ -188,10 +188,6 @@ class SelfAttentiveModel(TellsMismatch, FairseqEncoderModel):
         self.classification_heads[name] = OutputMLP(
             dim, cfg.mlp_hidden_size, num_classes, cfg.dropout
         )
-
-    def head_consumers(self) -> list[nn.Linear]:
-        """The layers that read the heads: without columns i·2h to (i + 1)·2h, head i is masked."""
-        return [head.dense for head in self.classification_heads.values()]
 
     def forward(
         self,
