@@ -20,6 +20,7 @@ import prepare_glue
 import sizes
 import zoo
 from fairseq_stochattn import cli
+from fairseq_stochattn.analysis import heads_command
 from fairseq_stochattn.analysis.heads import head_distances, masked_head
 from fairseq_stochattn.attention.additive import AdditiveAttention
 from fairseq_stochattn.diversity import mean_distance
@@ -218,7 +219,7 @@ def validate(data: Path, checkpoint: Path, *flags: object) -> dict:
 
 
 def test_a_life_by_commands(classification_data: Path, tmp_path: Path) -> None:
-    """Learn, stop and go on exactly, validate, and refuse a checkpoint of other sizes."""
+    """Learn, stop and go on exactly, validate, measure heads, refuse other sizes."""
     flags = (*CLASSIFIER, "--lr", 0.02, "--dropout", 0.1, "--update-epoch-batch-itr", True)
     whole = commands.train(classification_data, tmp_path / "whole", *flags, "--max-epoch", 8)
     assert whole.losses()[-1] < 0.5 * whole.losses()[0]
@@ -230,6 +231,10 @@ def test_a_life_by_commands(classification_data: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "parts" / "checkpoint_last.pt"
     found = validate(classification_data, checkpoint)
     assert float(found["valid_loss"]) == pytest.approx(float(last["valid_loss"]), abs=2e-3)
+    measured = tmp_path / "heads.json"
+    given = (checkpoint, classification_data, "--cpu", "--json", measured)
+    assert heads_command.main([str(argument) for argument in given]) == 0
+    assert '"encoder.attention"' in measured.read_text()
     narrow = (*flags, "--mlp-hidden-size", 8, "--finetune-from-model", checkpoint)
     with pytest.raises(SystemExit, match="the checkpoint does not fit this model: size mismatch"):
         commands.train(classification_data, tmp_path / "narrow", *narrow)
