@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
 from fairseq.dataclass import FairseqDataclass
+from fairseq.models import ARCH_MODEL_INV_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.optim import OPTIMIZER_REGISTRY
 
 import fairseq_stochattn
@@ -18,7 +19,7 @@ from fairseq_stochattn.attention.stack import AttentionConfig
 from fairseq_stochattn.criterions.attention_losses import WRAPPABLE, AttentionLosses
 from fairseq_stochattn.errors import UsageError
 from fairseq_stochattn.export import export
-from fairseq_stochattn.models.backbone import BACKBONES, PLAIN_ARCHS
+from fairseq_stochattn.models.backbone import BACKBONES, PLAIN_ARCHS, StochasticModel
 from fairseq_stochattn.optim import OPTIMIZERS
 from fairseq_stochattn.pretrained.exporting import export_folder
 from fairseq_stochattn.pretrained.importing import MODEL, import_folder
@@ -79,8 +80,15 @@ def methods_main(argv: Sequence[str] | None = None) -> int:
         print(f"\n{name}: {summary}")
         print("\n".join([*(f"  --arch {arch}" for arch in shown), *_flags(method.Config)]))
     # fairseq prints its own help before it knows the arch, so ours is nowhere else.
-    print("\nflags of every arch:")
+    print("\nflags of all these archs:")
     print("\n".join(_flags(AttentionConfig)))
+    for name, model in MODEL_REGISTRY.items():
+        ours = model.__module__.startswith(fairseq_stochattn.__name__)
+        if ours and not issubclass(model, StochasticModel):
+            print(f"\n{name}: {(model.__doc__ or '').strip().splitlines()[0]}")
+            shown = ARCH_MODEL_INV_REGISTRY[name] if args.archs else [name]
+            print("\n".join(f"  --arch {arch}" for arch in shown))
+            print("\n".join(_flags(MODEL_DATACLASS_REGISTRY[name])))
     passed_on = {e.name for x in WRAPPABLE for e in fields(CRITERION_DATACLASS_REGISTRY[x])}
     for name, criterion in CRITERION_REGISTRY.items():
         if issubclass(criterion, AttentionLosses):
@@ -94,13 +102,10 @@ def methods_main(argv: Sequence[str] | None = None) -> int:
 
 def _flags(config: type[FairseqDataclass], without: Container[str] = ()) -> list[str]:
     own = [
-        entry
-        for entry in fields(config)
-        if not entry.name.startswith("_") and entry.name not in without
+        entry for entry in fields(config) if "help" in entry.metadata and entry.name not in without
     ]
     return [
-        f"  --{entry.name.replace('_', '-')}: {entry.metadata.get('help', '')} "
-        f"(default: {entry.default})"
+        f"  --{entry.name.replace('_', '-')}: {entry.metadata['help']} (default: {entry.default})"
         for entry in own
     ]
 

@@ -74,7 +74,7 @@ def to_plain(state: dict[str, Any]) -> dict[str, Any]:
     """A checkpoint of one of our archs → the same as a plain fairseq checkpoint."""
     config, arch = state.get("cfg") or {}, arch_of(state)
     if arch not in PLAIN_ARCHS:
-        raise UsageError(f"nothing to export: '{arch}' is no arch of fairseq_stochattn")
+        raise UsageError(f"nothing to export: '{arch}' is no arch of fairseq with our attention")
     args = flags_of(state, arch)
     foreign = beyond_plain(args)
     if foreign:

@@ -18,6 +18,10 @@ ROBERTA = (
     *("--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 32, "--encoder-attention-heads", 2),
     *("--encoder-layers", 2),
 )
+SELF_ATTENTIVE = (
+    *("--encoder-embed-dim", 16, "--encoder-hidden-size", 12, "--encoder-attention-heads", 4),
+    *("--attention-hidden-size", 10, "--mlp-hidden-size", 16, "--dropout", 0),
+)
 MASKED_LM = (
     *("--task", "masked_lm", "--criterion", "masked_lm", "--tokens-per-sample", 16),
     *("--sample-break-mode", "none"),

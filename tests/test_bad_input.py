@@ -209,7 +209,7 @@ def test_export_refuses(translation_data: Path, tmp_path: Path) -> None:
         ((ours, existing), "existing.pt exists already (--force overwrites it)"),
         ((ours, tmp_path / "nowhere" / "out.pt"), "is no directory"),
         ((toy, tmp_path / "out.pt"), "toy attention is not plain attention at test time"),
-        ((plain, tmp_path / "out.pt"), "'transformer' is no arch of fairseq_stochattn"),
+        ((plain, tmp_path / "out.pt"), "'transformer' is no arch of fairseq with our attention"),
         ((tmp_path / "no.pt", tmp_path / "out.pt"), "no.pt does not exist"),
     ):
         assert cause in complaint(cli.export_main, [str(arg) for arg in args])

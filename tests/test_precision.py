@@ -74,9 +74,11 @@ def test_accumulation_equals_one_double_batch(translation_data: Path, tmp_path: 
 
 
 def test_two_ranks_equal_one_process(translation_data: Path, tmp_path: Path) -> None:
+    """With a loss of the attention on top of the task's own."""
     data = one_length(translation_data, tmp_path)
-    commands.train(data, tmp_path / "one", *SGD)
-    commands.train_on_two_ranks(data, tmp_path / "two", *SGD, "--batch-size", 32)
+    flags = (*SGD, "--criterion", "repulsive", "--diversity-weight", 3, "--log-dist")
+    commands.train(data, tmp_path / "one", *flags)
+    commands.train_on_two_ranks(data, tmp_path / "two", *flags, "--batch-size", 32)
     assert_same_training(tmp_path / "one", tmp_path / "two", data)
 
 

@@ -87,6 +87,33 @@ def build(arch: str, seed: int = 1, dropout: float = 0.0, **overrides: Any) -> n
     return build_model(args, task)
 
 
+SELF_ATTENTIVE = {
+    "encoder_embed_dim": 6,
+    "encoder_hidden_size": 4,
+    "encoder_attention_heads": 3,
+    "attention_hidden_size": 5,
+    "mlp_hidden_size": 7,
+}
+
+
+def classifier(seed: int = 1, separator: int | None = None, **overrides: Any) -> nn.Module:
+    """A tiny self-attentive classifier of three classes, without dropout unless asked for."""
+    task = SimpleNamespace(
+        source_dictionary=dictionary(), cfg=SimpleNamespace(separator_token=separator)
+    )
+    flags = {**SELF_ATTENTIVE, "dropout": 0.0, **overrides}
+    torch.manual_seed(seed)
+    model = build_model(Namespace(arch="self_attentive", **flags), task)
+    model.register_classification_head("sentence_classification_head", num_classes=3)
+    return model
+
+
+def classify(model: nn.Module, rows: list[Tensor], left: bool = False, width: int = 0) -> Tensor:
+    """(B, 3): what a classifier says of a batch, padded on the given side."""
+    head = {"classification_head_name": "sentence_classification_head"}
+    return model(pad(rows, left=left, width=width), features_only=True, **head)[0]
+
+
 def all_pairs() -> list[tuple[str, str]]:
     """Every (backbone, method) that exists as an arch."""
     return [

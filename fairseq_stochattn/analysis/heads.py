@@ -2,8 +2,8 @@
 
 Z_i = A_i V_i (Eq. 1) is the feature of head i. Every module that ``find_heads`` finds takes part:
 
-- Multi-head attention, plain (after ``show_heads``) or ours: Z, (T, B, H·d), is what ``out_proj``
-  is applied to, and a head is masked by zeroing its columns of W_O.
+- Multi-head attention, plain (after ``show_heads``) or ours: Z is what ``out_proj`` is applied to,
+  and a head is masked by zeroing its columns of W_O.
 - Any other module with ``num_heads`` and ``head_parameters()``: what it returns, alone or first of
   a tuple, is Z, (B, H, d) or (B, H·d), one feature a head and sentence. A head is masked by zeroing
   it there. Nothing more is asked of the module.
@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from fairseq_stochattn.distributions import at_least_float
+from fairseq_stochattn.attention.watching import Heads, ShowsHeads, watching
+from fairseq_stochattn.diversity import mean_distance
 from fairseq_stochattn.errors import UsageError
 from fairseq_stochattn.heads import HeadGroup
 from fairseq_stochattn.models.hosts import host_methods
@@ -41,38 +41,29 @@ def show_heads(model: nn.Module) -> nn.Module:
     return model
 
 
-def pair_distance(z: Tensor) -> Tensor:
-    """(N, H, d) → (N,): ‖Z_i − Z_j‖₂ averaged over the H(H − 1)/2 pairs of heads."""
-    heads = z.size(1)
-    z = at_least_float(z)
-    # By differences: a Gram matrix would lose the small distances of collapsed heads.
-    apart = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist")  # (N, H, H)
-    return apart.sum(dim=(1, 2)) / (heads * (heads - 1))
-
-
 @contextmanager
 def watched_heads(group: HeadGroup, record: Callable[[Tensor], None]) -> Iterator[None]:
     """Within, every forward calls ``record`` with Z, (N, H, d), of its N real tokens."""
-    module, heads = group.module, group.num_heads
+    if isinstance(group.module, ShowsHeads):
 
-    def before_projection(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        z = args[0]  # (T, B, H·d)
-        padding = module.stack.query_padding  # (B, T)
-        record(z[~padding.t()].unflatten(-1, (heads, -1)))
+        def see(heads: Heads) -> None:
+            z = heads.outputs.transpose(1, 2)  # (B, T, H, d)
+            record(z.flatten(0, 1) if heads.padding is None else z[~heads.padding])
+
+        with watching([group.module], see):
+            yield
+        return
+    if isinstance(group.module, MultiheadAttention):
+        raise UsageError(
+            f"the heads of {group.name} are not seen: "
+            "its encoder or decoder is none of fairseq's Transformers"
+        )
 
     def after_forward(_: nn.Module, args: Any, output: Any) -> None:
         z = output[0] if isinstance(output, tuple) else output
-        record(z.reshape(z.size(0), heads, -1))
+        record(z.reshape(z.size(0), group.num_heads, -1))
 
-    if isinstance(module, MultiheadAttention):
-        if not hasattr(module, "stack"):
-            raise UsageError(
-                f"the heads of {group.name} are not seen: "
-                "its encoder or decoder is none of fairseq's Transformers"
-            )
-        handle = module.out_proj.register_forward_pre_hook(before_projection)
-    else:
-        handle = module.register_forward_hook(after_forward)
+    handle = group.module.register_forward_hook(after_forward)
     try:
         yield
     finally:
@@ -118,15 +109,15 @@ def head_distances(
 
     def record_for(index: int) -> Callable[[Tensor], None]:
         def record(z: Tensor) -> None:
-            totals[index] += pair_distance(z).double().sum().item()
+            totals[index] += mean_distance(z).double().sum().item()
             tokens[index] += len(z)
 
         return record
 
-    with ExitStack() as watching:
+    with ExitStack() as watches:
         for index, group in enumerate(groups):
             if group.num_heads > 1:
-                watching.enter_context(watched_heads(group, record_for(index)))
+                watches.enter_context(watched_heads(group, record_for(index)))
         forward()
     return [total / count if count else None for total, count in zip(totals, tokens, strict=True)]
 

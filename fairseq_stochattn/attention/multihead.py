@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fairseq_stochattn.attention.method import Cells, MethodDict, attend
 from fairseq_stochattn.attention.stack import AttentionStack
+from fairseq_stochattn.attention.watching import Heads, ShowsHeads
 from fairseq_stochattn.errors import UsageError
 
 IncrementalState = dict[str, dict[str, Tensor | None]]
@@ -22,7 +23,7 @@ IncrementalState = dict[str, dict[str, Tensor | None]]
 _NEVER = -1e4
 
 
-class StochasticMultiheadAttention(MultiheadAttention):
+class StochasticMultiheadAttention(ShowsHeads, MultiheadAttention):
     """Multi-head attention whose logits pass through ``attention_methods`` before the softmax."""
 
     stack: AttentionStack
@@ -110,6 +111,8 @@ class StochasticMultiheadAttention(MultiheadAttention):
         weights = attend(logits, cells, self.attention_methods)  # (B', H, R, S), fp32
         probs = self.dropout_module(weights.type_as(v))
         out = torch.matmul(probs, v)  # (B', H, R, d)
+        if self.watchers:
+            self.show(Heads(weights, out, cells.query_padding))
         out = out.view(sources, heads, beams, targets, head_dim).permute(3, 0, 2, 1, 4)
         out = self.out_proj(out.reshape(targets, batch, heads * head_dim))  # (T, B, C)
         if not (need_weights or need_head_weights):

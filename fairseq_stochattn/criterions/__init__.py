@@ -1,5 +1,5 @@
-"""Criterions of ours: each wraps the task's own and adds the losses that the attention left."""
+"""Criterions of ours: each wraps the task's own and adds the losses of the attention."""
 
-from fairseq_stochattn.criterions import alignment, attention_losses, elbo
+from fairseq_stochattn.criterions import alignment, attention_losses, elbo, repulsive
 
-__all__ = ["alignment", "attention_losses", "elbo"]
+__all__ = ["alignment", "attention_losses", "elbo", "repulsive"]

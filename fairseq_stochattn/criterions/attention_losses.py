@@ -123,6 +123,10 @@ class AttentionLosses(FairseqCriterion):
         log.update(terms)
         return loss, sample_size, log
 
+    def losses_of(self, model: nn.Module) -> Iterable[tuple[str, NamedLoss]]:
+        """All losses of the forward just done; criterions with losses of their own add them."""
+        return collect_losses(model)
+
     def reduce_loss(
         self, name: str, loss: NamedLoss, model: nn.Module, sample_size: Any
     ) -> tuple[Tensor, float | None]:
@@ -135,7 +139,7 @@ class AttentionLosses(FairseqCriterion):
         """The weighted sum of all losses left, and each of them for the log, summed over layers."""
         extra: Tensor | None = None
         log: dict[str, Tensor] = {}
-        for name, loss in averaged_over_layers(collect_losses(model)):
+        for name, loss in averaged_over_layers(self.losses_of(model)):
             key = f"attention/{name}"
             term, weight = self.reduce_loss(name, loss, model, sample_size)
             log[key] = log.get(key, 0.0) + term.detach()

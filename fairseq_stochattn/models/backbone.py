@@ -26,7 +26,13 @@ from torch import nn
 from fairseq_stochattn.attention.method import METHODS, on_registration
 from fairseq_stochattn.attention.stack import AttentionConfig
 from fairseq_stochattn.errors import UsageError
-from fairseq_stochattn.models.config import complete, flags_of, is_typed, join_configs
+from fairseq_stochattn.models.config import (
+    complete,
+    flags_of,
+    is_typed,
+    join_configs,
+    set_defaults,
+)
 from fairseq_stochattn.models.hosts import host_methods
 
 
@@ -48,7 +54,21 @@ BACKBONES: dict[str, Backbone] = {}
 PLAIN_ARCHS: dict[str, str] = {}  # our arch → the fairseq arch it extends
 
 
-class StochasticModel:
+class TellsMismatch:
+    """Mixin over a model class: a checkpoint of another model is refused in one line."""
+
+    def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().load_state_dict(state_dict, *args, **kwargs)
+        except (RuntimeError, KeyError) as error:
+            # torch lists every mismatch; the first line of them tells which model this is not.
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            cause = lines[1] if len(lines) > 1 else lines[0]
+            more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
+            raise UsageError(f"the checkpoint does not fit this model: {cause}{more}") from None
+
+
+class StochasticModel(TellsMismatch):
     """Mixin over a fairseq model class: builds it as fairseq does, then installs our attention."""
 
     backbone: ClassVar[Backbone]
@@ -67,7 +87,7 @@ class StochasticModel:
             cfg, cls.config, ARCH_CONFIG_REGISTRY[arch], typed=is_typed(cls.backbone.model)
         )
         cls.prepare(args, task)
-        _refuse_empty_data(task)
+        refuse_empty_data(task)
         model = super().build_model(args, task)
         host_methods(cls.backbone.owners(model), args)
         cls.backbone.finish(model, args)
@@ -81,18 +101,8 @@ class StochasticModel:
             if value is not None and not hasattr(args, name):
                 setattr(args, name, value)
 
-    def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().load_state_dict(state_dict, *args, **kwargs)
-        except (RuntimeError, KeyError) as error:
-            # torch lists every mismatch; the first line of them tells which model this is not.
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            cause = lines[1] if len(lines) > 1 else lines[0]
-            more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
-            raise UsageError(f"the checkpoint does not fit this model: {cause}{more}") from None
 
-
-def _refuse_empty_data(task: Any) -> None:
+def refuse_empty_data(task: Any) -> None:
     """Let the task say which split is empty; fairseq fails inside numpy, with no file's name."""
     load = getattr(task, "load_dataset", None)
     if load is None or getattr(load, "refuses_empty_data", False):
@@ -152,9 +162,7 @@ def _register_pair(backbone: Backbone, method: str) -> None:
 def _preset(plain: str, method: str) -> Callable[[Any], None]:
     def preset(args: Any) -> None:
         ARCH_CONFIG_REGISTRY[plain](args)
-        for name, value in _defaults(method).items():
-            if getattr(args, name, None) is None:
-                setattr(args, name, value)
+        set_defaults(args, **_defaults(method))
 
     return preset
 

@@ -99,6 +99,13 @@ def is_interpolated(entry: Field) -> bool:
     return str(entry.default).startswith("${")
 
 
+def set_defaults(args: Any, **values: Any) -> None:
+    """What an arch decides where the user did not: ``args`` is a namespace or a configuration."""
+    for name, value in values.items():
+        if getattr(args, name, None) is None:
+            setattr(args, name, value)
+
+
 def complete(
     config: DictConfig | FairseqDataclass | Namespace,
     dataclass: type[FairseqDataclass],
