@@ -28,6 +28,7 @@ from fairseq_stochattn.attention.stack import AttentionConfig
 from fairseq_stochattn.errors import UsageError
 from fairseq_stochattn.models.config import complete, flags_of, is_typed, join_configs
 from fairseq_stochattn.models.hosts import host_methods
+from fairseq_stochattn.models.layer_decay import follow_marks
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class StochasticModel:
         model = super().build_model(args, task)
         host_methods(cls.backbone.owners(model), args)
         cls.backbone.finish(model, args)
+        follow_marks(task, model)
         return model
 
     @classmethod

@@ -9,11 +9,14 @@ from fairseq.models.roberta import RobertaModel
 from torch import nn
 
 from fairseq_stochattn.models.backbone import Backbone, register_backbone
+from fairseq_stochattn.models.config import join_configs
 from fairseq_stochattn.models.embeddings import EmbeddingConfig, add_segments
+from fairseq_stochattn.models.layer_decay import LayerDecayConfig, mark_layers
 
 
 def finish(model: nn.Module, config: Namespace) -> None:
     add_segments(model.encoder.sentence_encoder, config)
+    mark_layers(model.encoder.sentence_encoder, config)
 
 
 register_backbone(
@@ -22,7 +25,7 @@ register_backbone(
         model=RobertaModel,
         sites=("encoder",),
         owners=lambda model: (model.encoder.sentence_encoder,),
-        extra_config=EmbeddingConfig,
+        extra_config=join_configs("EncoderConfig", EmbeddingConfig, LayerDecayConfig),
         finish=finish,
     )
 )
