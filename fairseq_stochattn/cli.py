@@ -7,13 +7,17 @@ from collections.abc import Container, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
+from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.dataclass import FairseqDataclass
 
 import fairseq_stochattn
 from fairseq_stochattn.attention.method import METHODS
 from fairseq_stochattn.attention.stack import AttentionConfig
-from fairseq_stochattn.criterions.attention_losses import WRAPPABLE, AttentionLosses
+from fairseq_stochattn.criterions.attention_losses import (
+    WRAPPABLE,
+    AttentionLosses,
+    criterion_config,
+)
 from fairseq_stochattn.export import export
 from fairseq_stochattn.models.backbone import BACKBONES, PLAIN_ARCHS
 
@@ -45,11 +49,14 @@ def methods_main(argv: Sequence[str] | None = None) -> int:
     # fairseq prints its own help before it knows the arch, so ours is nowhere else.
     print("\nflags of every arch:")
     print("\n".join(_flags(AttentionConfig)))
-    passed_on = {e.name for x in WRAPPABLE for e in fields(CRITERION_DATACLASS_REGISTRY[x])}
+    for backbone in BACKBONES.values():
+        if own := _flags(backbone.extra_config):
+            print("\n".join([f"\nflags of {backbone.name} archs:", *own]))
+    passed_on = {e.name for x in WRAPPABLE for e in fields(criterion_config(x))}
     for name, criterion in CRITERION_REGISTRY.items():
         if issubclass(criterion, AttentionLosses):
             print(f"\n--criterion {name}: {(criterion.__doc__ or '').strip().splitlines()[0]}")
-            print("\n".join(_flags(CRITERION_DATACLASS_REGISTRY[name], without=passed_on)))
+            print("\n".join(_flags(criterion_config(name), without=passed_on)))
     return 0
 
 
@@ -57,7 +64,9 @@ def _flags(config: type[FairseqDataclass], without: Container[str] = ()) -> list
     own = [
         entry
         for entry in fields(config)
-        if not entry.name.startswith("_") and entry.name not in without
+        if not entry.name.startswith("_")
+        and entry.name not in without
+        and not str(entry.default).startswith("${")  # taken from elsewhere, no flag
     ]
     return [
         f"  --{entry.name.replace('_', '-')}: {entry.metadata.get('help', '')} "
