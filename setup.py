@@ -40,6 +40,7 @@ setup(
             "stochattn-export = fairseq_stochattn.cli:export_main",
             "stochattn-methods = fairseq_stochattn.cli:methods_main",
             "stochattn-generate = fairseq_stochattn.generate:main",
+            "stochattn-predict = fairseq_stochattn.predict:main",
         ],
     },
     classifiers=[
