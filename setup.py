@@ -42,6 +42,7 @@ setup(
             "stochattn-methods = fairseq_stochattn.cli:methods_main",
             "stochattn-generate = fairseq_stochattn.generate:main",
             "stochattn-heads = fairseq_stochattn.analysis.heads_command:main",
+            "stochattn-predict = fairseq_stochattn.predict:main",
         ],
     },
     classifiers=[

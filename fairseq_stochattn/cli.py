@@ -8,7 +8,7 @@ from collections.abc import Container, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
+from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import ARCH_MODEL_INV_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.optim import OPTIMIZER_REGISTRY
@@ -16,7 +16,11 @@ from fairseq.optim import OPTIMIZER_REGISTRY
 import fairseq_stochattn
 from fairseq_stochattn.attention.method import METHODS
 from fairseq_stochattn.attention.stack import AttentionConfig
-from fairseq_stochattn.criterions.attention_losses import WRAPPABLE, AttentionLosses
+from fairseq_stochattn.criterions.attention_losses import (
+    WRAPPABLE,
+    AttentionLosses,
+    criterion_config,
+)
 from fairseq_stochattn.errors import UsageError
 from fairseq_stochattn.export import export
 from fairseq_stochattn.models.backbone import BACKBONES, PLAIN_ARCHS, StochasticModel
@@ -82,6 +86,9 @@ def methods_main(argv: Sequence[str] | None = None) -> int:
     # fairseq prints its own help before it knows the arch, so ours is nowhere else.
     print("\nflags of all these archs:")
     print("\n".join(_flags(AttentionConfig)))
+    for backbone in BACKBONES.values():
+        if own := _flags(backbone.extra_config):
+            print("\n".join([f"\nflags of {backbone.name} archs:", *own]))
     for name, model in MODEL_REGISTRY.items():
         ours = model.__module__.startswith(fairseq_stochattn.__name__)
         if ours and not issubclass(model, StochasticModel):
@@ -89,11 +96,11 @@ def methods_main(argv: Sequence[str] | None = None) -> int:
             shown = ARCH_MODEL_INV_REGISTRY[name] if args.archs else [name]
             print("\n".join(f"  --arch {arch}" for arch in shown))
             print("\n".join(_flags(MODEL_DATACLASS_REGISTRY[name])))
-    passed_on = {e.name for x in WRAPPABLE for e in fields(CRITERION_DATACLASS_REGISTRY[x])}
+    passed_on = {e.name for x in WRAPPABLE for e in fields(criterion_config(x))}
     for name, criterion in CRITERION_REGISTRY.items():
         if issubclass(criterion, AttentionLosses):
             print(f"\n--criterion {name}: {(criterion.__doc__ or '').strip().splitlines()[0]}")
-            print("\n".join(_flags(CRITERION_DATACLASS_REGISTRY[name], without=passed_on)))
+            print("\n".join(_flags(criterion_config(name), without=passed_on)))
     for name, config in OPTIMIZERS.items():
         print(f"\n--optimizer {name}: {OPTIMIZER_REGISTRY[name].__doc__}")
         print("\n".join(_flags(config)))

@@ -19,6 +19,7 @@ from fairseq.data import data_utils
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
 from fairseq.optim import OPTIMIZER_REGISTRY, FairseqOptimizer
+from fairseq.tasks.sentence_ranking import SentenceRankingTask
 from fairseq.trainer import Trainer
 from omegaconf import AnyNode, DictConfig, ListConfig
 from omegaconf.base import ContainerMetadata, Metadata
@@ -71,7 +72,7 @@ def _one_line_errors(path: str) -> Iterator[None]:
     except KeyError as error:
         raise UsageError(f"{path} is no fairseq checkpoint: it has no {error}") from None
     except (RuntimeError, EOFError, zipfile.BadZipFile, ValueError, TypeError) as error:
-        raise UsageError(f"checkpoint {path} cannot be read: {_first_line(error)}") from None
+        raise UsageError(f"checkpoint {path} cannot be read: {first_line(error)}") from None
 
 
 def load_checkpoint(path: str) -> dict:
@@ -165,6 +166,27 @@ def _unscale(wrapper: FairseqOptimizer | None) -> float | torch.Tensor:
     return factor
 
 
+def mend_sentence_ranking() -> None:
+    """sentence_ranking reads --max-positions, which has no default, and asks for its criterion.
+
+    RoBERTa's 512 is the default, and the criterion may be one that wraps it.
+    """
+    plain = SentenceRankingTask.setup_task
+    if getattr(plain, "is_mended", False):
+        return
+
+    def setup_task(args: Namespace, **kwargs: Any) -> SentenceRankingTask:
+        if args.num_classes is None:
+            raise UsageError("--task sentence_ranking needs the number of options: --num-classes N")
+        args.max_positions = getattr(args, "max_positions", None) or 512
+        task = plain(Namespace(**{**vars(args), "criterion": "sentence_ranking"}), **kwargs)
+        task.args = args
+        return task
+
+    setup_task.is_mended = True
+    SentenceRankingTask.setup_task = staticmethod(setup_task)
+
+
 def use_own_attention_in_eval(layers: Iterable[nn.Module]) -> None:
     """fairseq 0.12.2 runs encoder layers in eval by a fused kernel that skips our attention."""
     for layer in layers:
@@ -179,8 +201,8 @@ def _refusal(path: str, error: Exception) -> str:
         foreign = []
     if foreign:
         return f"it holds more than weights and settings: {', '.join(sorted(foreign))}"
-    return _first_line(error)
+    return first_line(error)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -6,26 +6,32 @@ own parameters and naming fairseq's arch is all there is to do; the weights stay
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
+from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from fairseq_stochattn import compat
 from fairseq_stochattn.attention.method import METHODS, chain_of
 from fairseq_stochattn.attention.stack import AttentionConfig
-from fairseq_stochattn.criterions.attention_losses import DEFAULTS, AttentionLosses
+from fairseq_stochattn.criterions.attention_losses import (
+    DEFAULTS,
+    AttentionLosses,
+    criterion_config,
+)
 from fairseq_stochattn.errors import UsageError
+from fairseq_stochattn.files import whole_file
 from fairseq_stochattn.models.backbone import PLAIN_ARCHS
 from fairseq_stochattn.models.config import complete, is_typed
 from fairseq_stochattn.models.embeddings import EmbeddingConfig, beyond_plain
+from fairseq_stochattn.models.layer_decay import LayerDecayConfig
 
 _OURS = {"attention_methods", "attention_stacks"}
 
@@ -75,6 +81,7 @@ def to_plain(state: dict[str, Any]) -> dict[str, Any]:
     config, arch = state.get("cfg") or {}, arch_of(state)
     if arch not in PLAIN_ARCHS:
         raise UsageError(f"nothing to export: '{arch}' is no arch of fairseq with our attention")
+    _refuse_own_task(as_dict(config.get("task")).get("_name"))
     args = flags_of(state, arch)
     foreign = beyond_plain(args)
     if foreign:
@@ -93,6 +100,10 @@ def to_plain(state: dict[str, Any]) -> dict[str, Any]:
     criterion = _plain_criterion(config)
     plain = {**state, "model": weights}
     plain["cfg"] = {**config, "model": plain_args, "criterion": criterion}
+    if isinstance(config.get("task"), Namespace):
+        # A task that fairseq has not typed holds all flags, and may look at the criterion's name.
+        flags = {**vars(config["task"]), "criterion": criterion["_name"]}
+        plain["cfg"] |= {"task": Namespace(**flags), "criterion": {**flags, **criterion}}
     if len(weights) < len(state["model"]):
         # The optimizer counts parameters by position; with some gone its state fits no more.
         plain.pop("last_optimizer_state", None)
@@ -103,15 +114,14 @@ def export(source: Path, destination: Path, force: bool = False) -> None:
     """Write ``source`` as a plain fairseq checkpoint; whole or not at all."""
     if destination.exists() and not force:
         raise UsageError(f"{destination} exists already (--force overwrites it)")
-    if not destination.parent.is_dir():
-        raise UsageError(f"{destination.parent} is no directory")
-    plain = to_plain(compat.load_checkpoint(str(source)))
-    partial = destination.with_name(f".{destination.name}.{os.getpid()}.partial")
-    try:
-        torch.save(plain, partial)
-        partial.replace(destination)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(destination) as partial:
+        torch.save(to_plain(compat.load_checkpoint(str(source))), partial)
+
+
+def _refuse_own_task(name: str | None) -> None:
+    task = TASK_REGISTRY.get(name)
+    if task is not None and task.__module__.startswith(f"{__package__}."):
+        raise UsageError(f"the task {name} is one of fairseq_stochattn: plain fairseq has no such")
 
 
 def _plain_criterion(config: Any) -> dict[str, Any]:
@@ -123,7 +133,7 @@ def _plain_criterion(config: Any) -> dict[str, Any]:
     name = given.get("task_criterion", "auto")
     if name == "auto":
         name = DEFAULTS[as_dict(config.get("task"))["_name"]]
-    wanted = {entry.name for entry in fields(CRITERION_DATACLASS_REGISTRY[name])}
+    wanted = {entry.name for entry in fields(criterion_config(name))}
     return {**{k: v for k, v in given.items() if k in wanted}, "_name": name}
 
 
@@ -135,4 +145,9 @@ def as_dict(config: Any) -> dict[str, Any]:
 
 
 def _our_parts() -> list[type]:
-    return [AttentionConfig, EmbeddingConfig, *(method.Config for method in METHODS.values())]
+    return [
+        AttentionConfig,
+        EmbeddingConfig,
+        LayerDecayConfig,
+        *(method.Config for method in METHODS.values()),
+    ]

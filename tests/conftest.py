@@ -16,6 +16,10 @@ sys.path[:0] = [str(ROOT / "data-prep"), str(ROOT / "tests")]
 
 import commands  # noqa: E402
 import fairseq_stochattn  # noqa: E402, F401  (registers the archs in this process)
+import labelled  # noqa: E402
+import prepare_conll2003  # noqa: E402
+import prepare_swag  # noqa: E402
+import sizes  # noqa: E402
 import toy_method  # noqa: E402, F401  (and a method of the tests' own, with its archs)
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "nu", "re") for b in ("ba", "do", "fi", "gu", "pe")]
@@ -69,6 +73,41 @@ def lm_data(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+TAGS = {"k": "B-PER", "l": "B-LOC", "m": "B-ORG", "n": "B-MISC", "r": "O"}
+
+
+@pytest.fixture(scope="session")
+def tagging_data(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sentences of the corpus, the tag of a word decided by its first letter; in subwords."""
+    folder, out = tmp_path_factory.mktemp("tags-text"), tmp_path_factory.mktemp("tags") / "data"
+    for split in ("train", "valid", "test"):
+        lines = (text / f"{split}.src").read_text().splitlines()
+        sentences = ("".join(f"{w} {TAGS[w[0]]}\n" for w in line.split()) for line in lines)
+        (folder / f"{split}.txt").write_text("\n".join(sentences))
+    assert labelled.run(prepare_conll2003, folder, out, "--size", 38) == 0
+    return out
+
+
+@pytest.fixture(scope="session")
+def choice_data(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Which of three words is the first of the context? The test set has no labels."""
+    folder, out = tmp_path_factory.mktemp("choice-text"), tmp_path_factory.mktemp("choice") / "data"
+    head = "startphrase,ending0,ending1,ending2,ending3"
+    for split, name in (("train", "train"), ("valid", "val"), ("test", "test")):
+        rng = random.Random(split)
+        rows = []
+        for line in (text / f"{split}.src").read_text().splitlines():
+            right = line.split()[0]
+            options = [right, *rng.sample([word for word in WORDS if word != right], 3)]
+            rng.shuffle(options)
+            label = "" if split == "test" else f",{options.index(right)}"
+            rows.append(",".join([line, *options]) + label)
+        label = "" if split == "test" else ",label"
+        (folder / f"{name}.csv").write_text("\n".join([head + label, *rows, ""]))
+    assert labelled.run(prepare_swag, folder, out, "--subwords", "none") == 0
+    return out
+
+
 @pytest.fixture(scope="session")
 def classification_data(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, out = tmp_path_factory.mktemp("cls-text"), tmp_path_factory.mktemp("classification")
@@ -84,3 +123,25 @@ def classification_data(text: Path, tmp_path_factory: pytest.TempPathFactory) ->
             out=out / part,
         )
     return out
+
+
+@pytest.fixture(scope="session")
+def tagger_checkpoint(tagging_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Bayesian attention that has learnt the tags."""
+    flags = ("--arch", "roberta_babn", *sizes.ROBERTA, *sizes.TAGGING, "--criterion", "elbo")
+    return _learnt(tagging_data, tmp_path_factory.mktemp("tagger"), *flags, "--max-update", 80)
+
+
+@pytest.fixture(scope="session")
+def chooser_checkpoint(choice_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Plain attention that has learnt the choices."""
+    flags = ("--arch", "roberta_deterministic", *sizes.ROBERTA, *sizes.CHOICE)
+    flags = (*flags, "--criterion", "attention_losses", "--lr", 0.005, "--batch-size", 32)
+    return _learnt(choice_data, tmp_path_factory.mktemp("chooser"), *flags, "--max-update", 80)
+
+
+def _learnt(data: Path, save: Path, *flags: object) -> Path:
+    still = ("--dropout", 0, "--attention-dropout", 0, "--validate-interval", 10)
+    size = ("--lr", 0.01, "--batch-size", 64, "--max-tokens", 4000)
+    commands.train(data, save, *size, *still, *flags)
+    return save / "checkpoint_last.pt"

@@ -30,3 +30,11 @@ CLASSIFICATION = (
     *("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", 5),
     *("--max-positions", 32),
 )
+TAGGING = (
+    *("--task", "token_tagging", "--criterion", "token_tagging"),
+    *("--init-token", 0, "--max-positions", 64),
+)
+CHOICE = (
+    *("--task", "sentence_ranking", "--criterion", "sentence_ranking", "--num-classes", 4),
+    *("--init-token", 0, "--separator-token", 2, "--max-positions", 64),
+)

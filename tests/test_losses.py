@@ -13,8 +13,12 @@ from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 import commands
 import sizes
 import zoo
-from fairseq_stochattn.attention.method import Schedule, collect_losses
-from fairseq_stochattn.criterions.attention_losses import WRAPPABLE, AttentionLosses
+from fairseq_stochattn.attention.method import Schedule, collect_losses, collecting_losses
+from fairseq_stochattn.criterions.attention_losses import (
+    WRAPPABLE,
+    AttentionLosses,
+    criterion_config,
+)
 
 SOURCES, TARGETS = zoo.sentences(9, 7, 4), zoo.sentences(8, 5, 3, seed=1)
 TOY = ("--arch", "transformer_toy", "--criterion", "attention_losses", "--dropout", 0)
@@ -65,6 +69,21 @@ def test_state_lives_one_forward() -> None:
             *model.decoder.attention_stacks.values(),
         ]
         assert [stack.state["calls"] for stack in stacks] == [3, 3, 3]
+
+
+def test_losses_of_all_options_add_up() -> None:
+    """A multiple choice runs the model once an option; losses nobody collects are forgotten."""
+    model = zoo.build("roberta_toy", toy_scale=0.5).train()
+    first, second = zoo.sentences(9, 7), zoo.sentences(4, 3)
+
+    def value(*batches: list[torch.Tensor]) -> float:
+        with collecting_losses():
+            for rows in batches:
+                zoo.run(model, "roberta", rows, rows)
+        return sum(loss.value.item() for name, loss in collect_losses(model) if name == "toy")
+
+    zoo.run(model, "roberta", first, first)
+    assert value(first, second) == pytest.approx(value(first) + value(second))
 
 
 def test_uncollected_losses_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -124,8 +143,10 @@ def test_the_loss_trains_the_method(translation_data: Path, tmp_path: Path) -> N
         ("lm_data", ("--arch", "transformer_lm_toy", *sizes.TRANSFORMER_LM)),
         ("lm_data", ("--arch", "roberta_toy", *sizes.ROBERTA, *sizes.MASKED_LM)),
         ("classification_data", ("--arch", "roberta_toy", *sizes.ROBERTA, *sizes.CLASSIFICATION)),
+        ("tagging_data", ("--arch", "roberta_toy", *sizes.ROBERTA, *sizes.TAGGING)),
+        ("choice_data", ("--arch", "roberta_toy", *sizes.ROBERTA, *sizes.CHOICE)),
     ],
-    ids=["translation", "language_modeling", "masked_lm", "sentence_prediction"],
+    ids=["translation", "language_modeling", "masked_lm", "sentence_prediction", "tags", "choice"],
 )
 def test_wrapping_changes_nothing_of_the_task_criterion(
     data: str, flags: tuple, request: pytest.FixtureRequest, tmp_path: Path
@@ -151,7 +172,8 @@ def test_wrappable_criterions_keep_their_flags() -> None:
     config = CRITERION_DATACLASS_REGISTRY["attention_losses"]
     ours = set(config.__dataclass_fields__)
     for name in WRAPPABLE:
-        assert set(CRITERION_DATACLASS_REGISTRY[name].__dataclass_fields__) <= ours
+        assert set(criterion_config(name).__dataclass_fields__) <= ours
+    assert {"ranking_head_name", "report_mcc", "label_smoothing"} <= ours
     assert AttentionLosses.__name__ == "AttentionLosses"
 
 

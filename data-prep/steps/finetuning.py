@@ -252,7 +252,10 @@ def summary(manifest: dict[str, Any], out: Path) -> str:
     lines.append(f"vocabulary: {manifest['vocabulary']} entries")
     kind, inputs = (manifest["arguments"][key] for key in ("kind", "inputs"))
     if kind == "tagging":
-        lines.append(f"one tag a subword in {out}/label, {IGNORE} where a word goes on")
+        lines.append(
+            f"train with: fairseq-train {out} --user-dir fairseq_stochattn --task token_tagging "
+            "--criterion token_tagging --arch roberta_deterministic_base --init-token 0"
+        )
         return "\n".join(lines)
     task = "sentence_ranking" if kind == "choice" else "sentence_prediction"
     number = len(manifest["arguments"]["labels"]) or 1

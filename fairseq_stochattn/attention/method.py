@@ -173,7 +173,7 @@ class AttentionMethod(nn.Module, ABC):
     @property
     def losses_wanted(self) -> bool:
         """In training, and in validation where a criterion will collect; never in generation."""
-        return self.training or _collecting
+        return self.training or _collection is not None
 
     def leave(
         self,
@@ -183,7 +183,7 @@ class AttentionMethod(nn.Module, ABC):
         mean: bool = False,
         count: Tensor | None = None,
     ) -> None:
-        """Leave a loss (or a measure) for the criterion; calls of one forward add up."""
+        """Leave a loss (or a measure) for the criterion; calls for one batch add up."""
         value = value.float()
         if name in self.losses:
             before = self.losses[name]
@@ -278,18 +278,26 @@ def chain_of(config: Namespace) -> list[str]:
     return [*named, *(name for name in asked if name not in named)]
 
 
-_collecting = False
+_collection: object | None = None
 
 
 @contextmanager
 def collecting_losses() -> Iterator[None]:
-    """Around a forward whose losses will be collected: methods leave them in eval too."""
-    global _collecting
-    before, _collecting = _collecting, True
+    """Around the forwards of one batch, whose losses will be collected: in eval they are left too.
+
+    The losses of several forwards (one for each option of a multiple choice) add up.
+    """
+    global _collection
+    before, _collection = _collection, object()
     try:
         yield
     finally:
-        _collecting = before
+        _collection = before
+
+
+def current_collection() -> object | None:
+    """What tells the forwards of one ``collecting_losses`` from all others; None outside."""
+    return _collection
 
 
 def collect_losses(model: nn.Module) -> Iterator[tuple[str, NamedLoss]]:

@@ -22,6 +22,7 @@ from fairseq_stochattn.attention.method import (
     MethodDict,
     Place,
     chain_of,
+    current_collection,
 )
 from fairseq_stochattn.errors import UsageError
 
@@ -65,17 +66,21 @@ class AttentionStack(nn.Module):
         self.query_padding: Tensor | None = None  # (B, T), True at padding
         self.queries_seen = 0
         self._warned = False
+        self._collection: object | None = None
 
     def begin(self, tokens: Tensor, padding_idx: int, incremental: bool = False) -> None:
-        """A new forward starts: forget the last one's state and losses."""
+        """A new forward starts: forget the last one's state, and losses that nobody collects."""
         self.state.clear()
         self.tokens = tokens
         # Cached decoding sees one query a step and never asks for losses: no padding needed.
         self.query_padding = None if incremental else tokens.eq(padding_idx)
         self.queries_seen = 0
-        for method in self.methods:
-            if method.losses:
-                self._forget_losses(method)
+        collection = current_collection()
+        if collection is None or collection is not self._collection:
+            for method in self.methods:
+                if method.losses:
+                    self._forget_losses(method)
+        self._collection = collection
 
     def next_query_padding(self) -> Tensor | None:
         """(B, 1) for a decoder that attends one query at a time (LSTM)."""

@@ -1,5 +1,8 @@
-"""Criterions of ours: each wraps the task's own and adds the losses of the attention."""
+"""Criterions of ours: each wraps the task's own and adds the losses of the attention.
 
-from fairseq_stochattn.criterions import alignment, attention_losses, elbo, repulsive
+``tagging`` is such a task's own, which fairseq lacks.
+"""
 
-__all__ = ["alignment", "attention_losses", "elbo", "repulsive"]
+from fairseq_stochattn.criterions import alignment, attention_losses, elbo, repulsive, tagging
+
+__all__ = ["alignment", "attention_losses", "elbo", "repulsive", "tagging"]

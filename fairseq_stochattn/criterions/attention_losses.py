@@ -7,25 +7,22 @@ The flags of the wrapped criterion keep their names. Criterions of single method
 from __future__ import annotations
 
 import math
+from argparse import Namespace
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import torch
-from fairseq.criterions import (
-    CRITERION_DATACLASS_REGISTRY,
-    CRITERION_REGISTRY,
-    FairseqCriterion,
-    register_criterion,
-)
+from fairseq.criterions import CRITERION_REGISTRY, FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.tasks import TASK_REGISTRY
 from torch import Tensor, nn
 
 from fairseq_stochattn.attention.method import NamedLoss, collect_losses, collecting_losses
+from fairseq_stochattn.criterions import tagging  # noqa: F401  (registers what is wrapped here)
 from fairseq_stochattn.errors import UsageError
-from fairseq_stochattn.models.config import join_configs
+from fairseq_stochattn.models.config import flags_of, is_typed, join_configs
 
 # The criterion a task is trained with when --task-criterion does not say.
 DEFAULTS = {
@@ -33,6 +30,8 @@ DEFAULTS = {
     "language_modeling": "cross_entropy",
     "masked_lm": "masked_lm",
     "sentence_prediction": "sentence_prediction",
+    "sentence_ranking": "sentence_ranking",
+    "token_tagging": "token_tagging",
 }
 WRAPPABLE = (*dict.fromkeys(DEFAULTS.values()), "adaptive_loss")
 
@@ -50,10 +49,18 @@ class TaskCriterionConfig(FairseqDataclass):
     )
 
 
+def criterion_config(name: str) -> type[FairseqDataclass]:
+    """The flags of a criterion; of one that fairseq has not typed, read off its parser."""
+    return flags_of(CRITERION_REGISTRY[name], _nothing)
+
+
+def _nothing(args: Namespace) -> None:
+    """A criterion has no presets."""
+
+
 def wrapping_config(name: str, *parts: type[FairseqDataclass]) -> type[FairseqDataclass]:
     """The configuration of a wrapping criterion: its own ``parts`` and all flags it passes on."""
-    wrapped = (CRITERION_DATACLASS_REGISTRY[criterion] for criterion in WRAPPABLE)
-    return join_configs(name, *parts, TaskCriterionConfig, *wrapped)
+    return join_configs(name, *parts, TaskCriterionConfig, *map(criterion_config, WRAPPABLE))
 
 
 def _task_criterion_name(chosen: str, task: Any) -> str:
@@ -106,10 +113,16 @@ class AttentionLosses(FairseqCriterion):
 
     @classmethod
     def build_criterion(cls, cfg: Any, task: Any) -> AttentionLosses:
-        wrapped_class = CRITERION_REGISTRY[_task_criterion_name(cfg.task_criterion, task)]
+        name = _task_criterion_name(cfg.task_criterion, task)
+        wrapped_class = CRITERION_REGISTRY[name]
+        flags = cfg
+        if not is_typed(wrapped_class):
+            # Such a criterion reads one flat namespace, the task's flags among them.
+            own = {entry.name: getattr(cfg, entry.name) for entry in fields(criterion_config(name))}
+            flags = Namespace(**{**vars(task.args), **own})
         # fairseq reduces metrics on the class, so the class must know what it wraps.
         bound = type(cls.__name__, (cls,), {"wrapped_class": wrapped_class})
-        return bound(task, wrapped_class.build_criterion(cfg, task), cfg)
+        return bound(task, wrapped_class.build_criterion(flags, task), cfg)
 
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True

@@ -34,6 +34,7 @@ from fairseq_stochattn.models.config import (
     set_defaults,
 )
 from fairseq_stochattn.models.hosts import host_methods
+from fairseq_stochattn.models.layer_decay import follow_marks
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class StochasticModel(TellsMismatch):
         model = super().build_model(args, task)
         host_methods(cls.backbone.owners(model), args)
         cls.backbone.finish(model, args)
+        follow_marks(task, model)
         return model
 
     @classmethod

@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 
 
 def is_typed(model: type) -> bool:
-    """Whether fairseq declares this model's flags by a dataclass (transformer_lm does)."""
+    """Whether fairseq declares this class' flags by a dataclass (transformer_lm does)."""
     return getattr(model, "__dataclass", None) is not None
 
 
 @cache
 def flags_of(model: type, base_preset: Callable[[Namespace], None]) -> type[FairseqDataclass]:
-    """The flags of a fairseq model class as a flat dataclass; None where the arch decides."""
+    """The flags of a model or criterion as a flat dataclass; None where the arch decides."""
     if is_typed(model):
         return getattr(model, "__dataclass")
     preset = Namespace()

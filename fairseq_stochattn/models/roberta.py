@@ -12,7 +12,9 @@ from fairseq.models.roberta import RobertaModel
 from torch import Tensor, nn
 
 from fairseq_stochattn.models.backbone import Backbone, register_backbone
+from fairseq_stochattn.models.config import join_configs
 from fairseq_stochattn.models.embeddings import EmbeddingConfig, add_segments, set_layer_norm_eps
+from fairseq_stochattn.models.layer_decay import LayerDecayConfig, mark_layers
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class HeadsFromPooler:
 def finish(model: nn.Module, config: Namespace) -> None:
     add_segments(model.encoder.sentence_encoder, config)
     set_layer_norm_eps(model, config)
+    mark_layers(model.encoder.sentence_encoder, config)
 
 
 register_backbone(
@@ -57,7 +60,7 @@ register_backbone(
         sites=("encoder",),
         owners=lambda model: (model.encoder.sentence_encoder,),
         mixins=(HeadsFromPooler,),
-        extra_config=EmbeddingConfig,
+        extra_config=join_configs("EncoderConfig", EmbeddingConfig, LayerDecayConfig),
         finish=finish,
     )
 )
