@@ -86,6 +86,20 @@ def test_gradients_of_heads_become_minus_epsilon_phi_and_others_stay() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("method", ["", "_babn"])
+@pytest.mark.parametrize("backbone", ["transformer", "transformer_lm", "roberta"])
+def test_every_backbone_with_heads(backbone: str, method: str) -> None:
+    """Plain archs and ours: the three projections of every attention, and no other parameter."""
+    model = zoo.build(backbone + method).train()
+    zoo.run(model, backbone, SOURCES, TARGETS).float().logsumexp(-1).sum().backward()
+    before = gradients(model)
+    optimizer = built(model, repulsive_weight=1.0)
+    assert len(optimizer.systems) == 3 * (9 if backbone == "transformer" else 3)
+    optimizer.clip_grad_norm(0)
+    for name, gradient in gradients(model).items():
+        assert torch.equal(gradient, before[name]) != is_head(name), name
+
+
 def permuted(model: nn.Module, order: list[int]) -> nn.Module:
     """The same function with its heads in another order."""
     twin = copy.deepcopy(model)
