@@ -18,7 +18,7 @@ import sizes
 import zoo
 from fairseq_stochattn import compat
 from fairseq_stochattn.attention.alignment import AlignmentConfig
-from fairseq_stochattn.attention.matching import MATCHERS, Tokens, build_matcher, run
+from fairseq_stochattn.attention.matching import MATCHERS, Tokens, build_matcher, pack, run
 from fairseq_stochattn.attention.method import collect_losses, collecting_losses
 from fairseq_stochattn.criterions.attention_losses import AttentionLosses
 from fairseq_stochattn.errors import UsageError
@@ -66,15 +66,17 @@ def test_reversal() -> None:
 
 
 def test_packing_leaves_padding_out() -> None:
-    q, _, queries, _ = points()
-    rows = queries.pack(q)
-    assert rows.shape == (6 + 4 + 1, 2, 4)
-    back = queries.unpack(rows)
-    torch.testing.assert_close(back, q.masked_fill(PADDING[:, None, :, None], 0.0))
+    q, k, queries, keys = points()
+    rows, sides = pack(q, k, queries, keys)
+    assert rows.shape == (2 * (6 + 4 + 1), 2, 4)
+    for x, tokens, real in zip((q, k), (queries, keys), rows.split(sides), strict=True):
+        torch.testing.assert_close(tokens.unpack(real), x.masked_fill(PADDING[:, None, :, None], 0))
     expected = torch.tensor([1 / 4] * 4 + [0.0] * 2)
     torch.testing.assert_close(queries.mass[1, 0], expected)
     everyone = Tokens(q, None)
-    torch.testing.assert_close(everyone.unpack(everyone.pack(q)), q)
+    for tokens in (keys, everyone):  # one side or none has padding
+        rows, sides = pack(q, k, everyone, tokens)
+        torch.testing.assert_close(everyone.unpack(rows.split(sides)[0]), q)
 
 
 def test_gan_is_the_cross_entropy_of_eq_2() -> None:
@@ -85,8 +87,9 @@ def test_gan_is_the_cross_entropy_of_eq_2() -> None:
     highway, first, _, second = gan.d
 
     def d(x: Tensor) -> Tensor:
-        gate = torch.sigmoid(highway.gate(x))
-        mixed = gate * torch.relu(highway.transform(x)) + (1 - gate) * x
+        phi_tau, phi_h = highway.gate_and_transform(x).chunk(2, dim=-1)
+        gate = torch.sigmoid(phi_tau)
+        mixed = gate * torch.relu(phi_h) + (1 - gate) * x
         return torch.sigmoid(second(F.leaky_relu(first(mixed))))
 
     for b, n in enumerate((6, 4, 1)):
@@ -128,24 +131,22 @@ def test_the_rate_is_that_of_the_discriminator_alone() -> None:
 
 
 def test_the_penalty_is_the_squared_slope() -> None:
-    """γ/2·E_q ‖∇D‖² + γ/2·E_k ‖∇D‖² by differences, on every 16th real token; D alone pays."""
+    """γ/2·E_q ‖∇D‖² + γ/2·E_k ‖∇D‖² by differences, on every 32nd real vector; D alone pays."""
     torch.manual_seed(0)
     gan = matcher("gan", alignment_gan_penalty=0.3).double()
-    q, k = torch.randn(2, 1, 2, 20, 4, dtype=torch.float64)
-    padding = (torch.arange(20) >= 17)[None]
-    queries = Tokens(q, padding)
+    q, k = torch.randn(2, 1, 2, 40, 4, dtype=torch.float64)
+    tokens = Tokens(q, (torch.arange(40) >= 34)[None])
     q.requires_grad_()
-    found = gan.penalty(q, k, queries, queries)
+    found = gan.penalty(q, k, tokens, tokens)
 
     def d(x: Tensor) -> Tensor:
         return run(gan.d, x, rate=gan.rate).squeeze(-1)  # (N, H)
 
     total = 0.0
-    for side in (q, k):
-        x = side.detach()[0, :, [0, 16]].transpose(0, 1)  # (N, H, d)
-        for axis in torch.eye(4, dtype=x.dtype) * 1e-6:
-            slope = (d(x + axis) - d(x - axis)) / 2e-6
-            total += 0.15 * slope.square().sum().item() / slope.numel()
+    x = torch.stack([q[0, :, 0], q[0, :, 32], k[0, :, 30]]).detach()  # 34 queries, 34 keys
+    for axis in torch.eye(4, dtype=x.dtype) * 1e-6:
+        slope = (d(x + axis) - d(x - axis)) / 2e-6
+        total += 0.3 * slope.square().sum().item() / slope.numel()
     assert found.item() == pytest.approx(total, rel=1e-6)
     found.backward()
     assert q.grad is None

@@ -43,7 +43,7 @@ class AlignmentConfig(FairseqDataclass):
         default=0, metadata={"help": "updates over which the weight grows from 0 to its full value"}
     )
     alignment_hidden: int = field(
-        default=64, metadata={"help": "hidden units of discriminator, critic and navigator"}
+        default=32, metadata={"help": "hidden units of discriminator, critic and navigator"}
     )
     alignment_share_layers: bool = field(
         default=False,

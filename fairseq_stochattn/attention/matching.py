@@ -24,7 +24,7 @@ from fairseq_stochattn.transport import (
 )
 
 # The discriminator's penalty is estimated on every so many tokens: enough, and nearly free.
-PENALTY_STRIDE = 16
+PENALTY_STRIDE = 32
 
 
 class Tokens:
@@ -43,20 +43,31 @@ class Tokens:
         self.mass = (mass / mass.sum(dim=1, keepdim=True)).unsqueeze(1)  # (B, 1, L)
         # Positions of the real tokens among all L·B: fairseq's projections lie that way in memory.
         self.index = None if padding is None else keep.t().flatten().nonzero().squeeze(1)
-        self.shape = length, batch
+        self.length, self.batch = length, batch
 
-    def pack(self, x: Tensor) -> Tensor:
-        """x (B, H, L, d) → (N, H, d): the N real tokens."""
-        rows = x.permute(2, 0, 1, 3).flatten(0, 1)  # (L·B, H, d)
-        return rows if self.index is None else rows.index_select(0, self.index)
+    def positions(self) -> Tensor:
+        """(N,): of the real tokens."""
+        if self.index is not None:
+            return self.index
+        return torch.arange(self.length * self.batch, device=self.mass.device)
 
     def unpack(self, rows: Tensor) -> Tensor:
         """(N, H, e) → (B, H, L, e), 0 at padding."""
-        length, batch = self.shape
         if self.index is not None:
-            every = rows.new_zeros((length * batch, *rows.shape[1:]))
+            every = rows.new_zeros((self.length * self.batch, *rows.shape[1:]))
             rows = every.index_copy(0, self.index, rows)
-        return rows.unflatten(0, (length, batch)).permute(1, 2, 0, 3)
+        return rows.unflatten(0, (self.length, self.batch)).permute(1, 2, 0, 3)
+
+
+def pack(q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> tuple[Tensor, list[int]]:
+    """All real queries, then all real keys, (N, H, d), and how many there are of each."""
+    rows = torch.cat([x.permute(2, 0, 1, 3) for x in (q, k)]).flatten(0, 1)  # ((T + S)·B, H, d)
+    sides = [side.length * side.batch for side in (queries, keys)]
+    if queries.index is None and keys.index is None:
+        return rows, sides
+    real = [side.positions() for side in (queries, keys)]
+    rows = rows.index_select(0, torch.cat([real[0], real[1] + sides[0]]))
+    return rows, [len(index) for index in real]
 
 
 def run(network: nn.Module, x: Tensor, adversary: bool = False, rate: float = 1.0) -> Tensor:
@@ -79,11 +90,11 @@ class Highway(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(dim, dim)
-        self.transform = nn.Linear(dim, dim)
+        self.gate_and_transform = nn.Linear(dim, 2 * dim)  # Φ_τ and Φ_h, in one product
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.lerp(x, self.transform(x).relu(), self.gate(x).sigmoid())
+        gate, transform = self.gate_and_transform(x).chunk(2, dim=-1)
+        return torch.lerp(x, transform.relu(), gate.sigmoid())
 
 
 def mlp(dim: int, hidden: int, out: int) -> list[nn.Module]:
@@ -134,22 +145,19 @@ class Discriminator(Matcher):
 
     def forward(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor:
         """−E_q log D(q) − E_k log(1 − D(k)), (B, H): D descends, queries and keys climb."""
-        of_q = self._judge(q, queries)  # (B, H, T)
-        of_k = self._judge(k, keys)
+        rows, sides = pack(q, k, queries, keys)
+        of_q, of_k = run(self.d, reverse_gradient(rows), rate=self.rate).split(sides)
+        of_q, of_k = queries.unpack(of_q).squeeze(-1), keys.unpack(of_k).squeeze(-1)  # (B, H, L)
         taken_for_keys = (F.softplus(-of_q) * queries.mass).sum(dim=-1)
         taken_for_queries = (F.softplus(of_k) * keys.mass).sum(dim=-1)
         return taken_for_keys + taken_for_queries
-
-    def _judge(self, x: Tensor, tokens: Tokens) -> Tensor:
-        rows = run(self.d, reverse_gradient(tokens.pack(x)), rate=self.rate)
-        return tokens.unpack(rows).squeeze(-1)
 
     def penalty(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor | None:
         """R1 on both sides: γ/2·E_q ‖∇D(q)‖² + γ/2·E_k ‖∇D(k)‖², D before the sigmoid."""
         if self.gamma == 0:
             return None
-        some = [side.pack(x.detach())[::PENALTY_STRIDE] for side, x in ((queries, q), (keys, k))]
-        x = torch.cat(some).requires_grad_()  # (N, H, d)
+        rows, _ = pack(q.detach(), k.detach(), queries, keys)
+        x = rows[::PENALTY_STRIDE].requires_grad_()
         out = run(self.d, x, rate=self.rate).sum()
         (slope,) = torch.autograd.grad(out, x, create_graph=True)
         return self.gamma * slope.square().sum(dim=-1).mean()
@@ -183,16 +191,12 @@ class ConditionalTransport(Matcher):
         self.critic = nn.Sequential(Highway(dim), *mlp(dim, hidden, hidden))
 
     def forward(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor:
-        (way_q, point_q), (way_k, point_k) = self._see(q, queries), self._see(k, keys)
-        affinity = torch.matmul(way_q, way_k.transpose(-1, -2))  # (B, H, T, S)
-        cost = cosine_cost(point_q, point_k)
+        rows, sides = pack(q, k, queries, keys)
+        way_q, way_k = run(self.navigator, rows).split(sides)
+        point_q, point_k = run(self.critic, rows, adversary=True).split(sides)
+        affinity = torch.matmul(queries.unpack(way_q), keys.unpack(way_k).transpose(-1, -2))
+        cost = cosine_cost(queries.unpack(point_q), keys.unpack(point_k))  # (B, H, T, S)
         return conditional_transport(affinity, cost, queries.mass, keys.mass)
-
-    def _see(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        """τ_φ and τ_η of every token, (B, H, L, hidden)."""
-        rows = tokens.pack(x)
-        way, point = run(self.navigator, rows), run(self.critic, rows, adversary=True)
-        return tokens.unpack(way), tokens.unpack(point)
 
 
 MATCHERS: dict[str, type[Matcher]] = {
