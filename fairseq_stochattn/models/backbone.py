@@ -26,7 +26,13 @@ from torch import nn
 from fairseq_stochattn.attention.method import METHODS, on_registration
 from fairseq_stochattn.attention.stack import AttentionConfig
 from fairseq_stochattn.errors import UsageError
-from fairseq_stochattn.models.config import complete, flags_of, is_typed, join_configs
+from fairseq_stochattn.models.config import (
+    complete,
+    flags_of,
+    is_typed,
+    join_configs,
+    set_defaults,
+)
 from fairseq_stochattn.models.hosts import host_methods
 
 
@@ -151,9 +157,7 @@ def _register_pair(backbone: Backbone, method: str) -> None:
 def _preset(plain: str, method: str) -> Callable[[Any], None]:
     def preset(args: Any) -> None:
         ARCH_CONFIG_REGISTRY[plain](args)
-        for name, value in _defaults(method).items():
-            if getattr(args, name, None) is None:
-                setattr(args, name, value)
+        set_defaults(args, **_defaults(method))
 
     return preset
 

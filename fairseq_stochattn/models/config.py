@@ -80,6 +80,13 @@ def join_configs(name: str, *parts: type[FairseqDataclass], **defaults: Any) -> 
     return make_dataclass(name, columns.values(), bases=(FairseqDataclass,))
 
 
+def set_defaults(args: Any, **values: Any) -> None:
+    """What an arch decides where the user did not: ``args`` is a namespace or a configuration."""
+    for name, value in values.items():
+        if getattr(args, name, None) is None:
+            setattr(args, name, value)
+
+
 def complete(
     config: DictConfig | FairseqDataclass | Namespace,
     dataclass: type[FairseqDataclass],

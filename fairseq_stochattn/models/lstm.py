@@ -9,6 +9,7 @@ from fairseq.models.lstm import LSTMModel, base_architecture
 from omegaconf import II
 
 from fairseq_stochattn.models.backbone import Backbone, register_backbone
+from fairseq_stochattn.models.config import set_defaults
 
 
 @dataclass
@@ -24,20 +25,18 @@ def lstm_iwslt_de_en(args: Any) -> None:
 
     A two-layer bidirectional LSTM with 512 units, a two-layer LSTM with 768, dropout 0.3.
     """
-    preset = {
-        "encoder_embed_dim": 512,
-        "encoder_hidden_size": 512,
-        "encoder_layers": 2,
-        "encoder_bidirectional": True,
-        "decoder_embed_dim": 768,
-        "decoder_hidden_size": 768,
-        "decoder_out_embed_dim": 768,
-        "decoder_layers": 2,
-        "dropout": 0.3,
-    }
-    for name, value in preset.items():
-        if getattr(args, name, None) is None:
-            setattr(args, name, value)
+    set_defaults(
+        args,
+        encoder_embed_dim=512,
+        encoder_hidden_size=512,
+        encoder_layers=2,
+        encoder_bidirectional=True,
+        decoder_embed_dim=768,
+        decoder_hidden_size=768,
+        decoder_out_embed_dim=768,
+        decoder_layers=2,
+        dropout=0.3,
+    )
     base_architecture(args)
 
 
