@@ -1,6 +1,6 @@
 """Stochastic and regularised attention for fairseq: ``--user-dir fairseq_stochattn``.
 
-Importing the package registers its methods, archs and criterions, lets checkpoints be loaded
+Importing the package registers its methods, archs, criterions and tasks, lets checkpoints be loaded
 without executing code from them, and mends what current versions broke in fairseq.
 """
 
@@ -15,7 +15,7 @@ compat.load_checkpoints_safely()
 compat.restore_numpy_alias()
 compat.keep_last_batch()
 
-from fairseq_stochattn import attention, criterions, models  # noqa: E402
+from fairseq_stochattn import attention, criterions, models, tasks  # noqa: E402
 
 __version__ = "0.1.0"
-__all__ = ["attention", "criterions", "models"]
+__all__ = ["attention", "criterions", "models", "tasks"]

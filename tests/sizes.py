@@ -22,6 +22,11 @@ MASKED_LM = (
     *("--task", "masked_lm", "--criterion", "masked_lm", "--tokens-per-sample", 16),
     *("--sample-break-mode", "none"),
 )
+ELECTRA = (*ROBERTA, "--embedding-dim", 16, "--generator-size", 0.5)
+REPLACED_TOKENS = (
+    *("--task", "electra", "--criterion", "electra", "--tokens-per-sample", 16),
+    *("--max-positions", 32),
+)
 CLASSIFICATION = (
     *("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", 5),
     *("--max-positions", 32),

@@ -1,5 +1,8 @@
-"""Criterions of ours: each wraps the task's own and adds the losses that the attention left."""
+"""Criterions of ours: each wraps the task's own and adds the losses that the attention left.
 
-from fairseq_stochattn.criterions import alignment, attention_losses, elbo
+The exception is electra, which is such a task's own.
+"""
 
-__all__ = ["alignment", "attention_losses", "elbo"]
+from fairseq_stochattn.criterions import alignment, attention_losses, elbo, electra
+
+__all__ = ["alignment", "attention_losses", "elbo", "electra"]

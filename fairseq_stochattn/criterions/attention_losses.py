@@ -24,13 +24,16 @@ from fairseq.tasks import TASK_REGISTRY
 from torch import Tensor, nn
 
 from fairseq_stochattn.attention.method import NamedLoss, collect_losses, collecting_losses
+from fairseq_stochattn.criterions import electra  # noqa: F401  (must be registered to be wrapped)
 from fairseq_stochattn.errors import UsageError
 from fairseq_stochattn.models.config import join_configs
 
-# The criterion a task is trained with when --task-criterion does not say.
+# The criterion a task is trained with when --task-criterion does not say; a special task stands
+# before the one that it is a case of.
 DEFAULTS = {
     "translation": "label_smoothed_cross_entropy",
     "language_modeling": "cross_entropy",
+    "electra": "electra",
     "masked_lm": "masked_lm",
     "sentence_prediction": "sentence_prediction",
 }

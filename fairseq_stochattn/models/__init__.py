@@ -1,5 +1,5 @@
 """Backbone × method. Importing this package registers every arch."""
 
-from fairseq_stochattn.models import lstm, roberta, transformer, transformer_lm
+from fairseq_stochattn.models import electra, lstm, roberta, transformer, transformer_lm
 
-__all__ = ["lstm", "roberta", "transformer", "transformer_lm"]
+__all__ = ["electra", "lstm", "roberta", "transformer", "transformer_lm"]

@@ -1,0 +1,5 @@
+"""Tasks that fairseq lacks. Importing this package registers them."""
+
+from fairseq_stochattn.tasks import electra
+
+__all__ = ["electra"]
