@@ -2,10 +2,10 @@
 
     −1/n Σ_masked log p_G(x_t) − λ/N Σ_all log p_D(x̂_t is x_t or not),  λ = 50
 
-Of a batch's N tokens n = p·N are taken as masked, p being ``--mask-prob``: then the sums over
-accumulated batches and over ranks add up. Logged in base 2, as fairseq does: ``loss``, ``mlm_loss``
-a masked token, ``rtd_loss`` a token; in per cent ``replaced`` tokens, ``rtd_accuracy`` over all and
-``rtd_recall`` over the replaced.
+N counts the tokens of a batch; n = p·N, with p = ``--mask-prob``, is how many of them are masked on
+average, rather than in this batch, so that losses of accumulated batches and of ranks add up.
+Logged in base 2, as fairseq does: ``loss``, ``mlm_loss`` a masked token, ``rtd_loss`` a token; in
+per cent: ``replaced`` tokens, ``rtd_accuracy`` over all, ``rtd_recall`` over the replaced.
 """
 
 import math
