@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
 from fairseq.dataclass import FairseqDataclass
+from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_stochattn
 from fairseq_stochattn.attention.method import METHODS
@@ -25,8 +26,11 @@ def export_main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("output", type=Path, help="the plain checkpoint to write")
     parser.add_argument("--force", action="store_true", help="overwrite an existing output")
     args = parser.parse_args(argv)
-    export(args.checkpoint, args.output, args.force)
-    print(f"{args.output}: a plain fairseq checkpoint, no --user-dir needed")
+    arch = export(args.checkpoint, args.output, args.force)
+    if ARCH_MODEL_REGISTRY[arch].__module__.startswith("fairseq."):
+        print(f"{args.output}: a plain fairseq checkpoint, no --user-dir needed")
+    else:
+        print(f"{args.output}: {arch} with plain attention; fairseq lacks it, keep --user-dir")
     return 0
 
 
@@ -47,9 +51,10 @@ def methods_main(argv: Sequence[str] | None = None) -> int:
     print("\n".join(_flags(AttentionConfig)))
     passed_on = {e.name for x in WRAPPABLE for e in fields(CRITERION_DATACLASS_REGISTRY[x])}
     for name, criterion in CRITERION_REGISTRY.items():
-        if issubclass(criterion, AttentionLosses):
+        if criterion.__module__.startswith(fairseq_stochattn.__name__):
             print(f"\n--criterion {name}: {(criterion.__doc__ or '').strip().splitlines()[0]}")
-            print("\n".join(_flags(CRITERION_DATACLASS_REGISTRY[name], without=passed_on)))
+            hidden = passed_on if issubclass(criterion, AttentionLosses) else ()
+            print("\n".join(_flags(CRITERION_DATACLASS_REGISTRY[name], without=hidden)))
     return 0
 
 

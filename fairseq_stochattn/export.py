@@ -73,8 +73,8 @@ def to_plain(state: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def export(source: Path, destination: Path, force: bool = False) -> None:
-    """Write ``source`` as a plain fairseq checkpoint; whole or not at all."""
+def export(source: Path, destination: Path, force: bool = False) -> str:
+    """Write ``source`` as a plain fairseq checkpoint, whole or not at all; returns its arch."""
     if destination.exists() and not force:
         raise UsageError(f"{destination} exists already (--force overwrites it)")
     if not destination.parent.is_dir():
@@ -86,6 +86,7 @@ def export(source: Path, destination: Path, force: bool = False) -> None:
         partial.replace(destination)
     finally:
         partial.unlink(missing_ok=True)
+    return _arch_of(plain["cfg"]["model"])
 
 
 def _arch_of(model_config: Any) -> str | None:
