@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -127,6 +128,25 @@ def start(command: str, *args: object, cwd: Path = ROOT) -> subprocess.Popen:
 def finish(process: subprocess.Popen) -> subprocess.CompletedProcess:
     stdout, stderr = process.communicate(timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def train_on_two_ranks(data: Path, save: Path, *args: object) -> None:
+    """fairseq-train in two processes that share the batches."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = [
+        start(
+            "fairseq-train",
+            *(data, "--user-dir", USER_DIR, *TRAIN, "--save-dir", save, *args),
+            *("--distributed-world-size", 2, "--distributed-rank", rank),
+            *("--distributed-init-method", f"tcp://127.0.0.1:{port}", "--distributed-no-spawn"),
+            *("--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"),
+        )
+        for rank in (0, 1)
+    ]
+    for result in map(finish, ranks):
+        assert result.returncode == 0, result.stderr[-2000:]
 
 
 def run(command: str, *args: object, cwd: Path = ROOT) -> subprocess.CompletedProcess:

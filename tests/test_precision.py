@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -77,22 +76,7 @@ def test_accumulation_equals_one_double_batch(translation_data: Path, tmp_path: 
 def test_two_ranks_equal_one_process(translation_data: Path, tmp_path: Path) -> None:
     data = one_length(translation_data, tmp_path)
     commands.train(data, tmp_path / "one", *SGD)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ranks = [
-        commands.start(
-            "fairseq-train",
-            *(data, "--user-dir", commands.USER_DIR, *commands.TRAIN, *SGD),
-            *("--batch-size", 32, "--save-dir", tmp_path / "two"),
-            *("--distributed-world-size", 2, "--distributed-rank", rank),
-            *("--distributed-init-method", f"tcp://127.0.0.1:{port}", "--distributed-no-spawn"),
-            *("--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"),
-        )
-        for rank in (0, 1)
-    ]
-    for result in map(commands.finish, ranks):
-        assert result.returncode == 0, result.stderr[-2000:]
+    commands.train_on_two_ranks(data, tmp_path / "two", *SGD, "--batch-size", 32)
     assert_same_training(tmp_path / "one", tmp_path / "two", data)
 
 
