@@ -23,10 +23,7 @@ MASKED_LM = (
     *("--sample-break-mode", "none"),
 )
 ELECTRA = (*ROBERTA, "--embedding-dim", 16, "--generator-size", 0.5)
-REPLACED_TOKENS = (
-    *("--task", "electra", "--criterion", "electra", "--tokens-per-sample", 16),
-    *("--max-positions", 32),
-)
+REPLACED_TOKENS = (*("--task", "electra", "--criterion", "electra", "--tokens-per-sample", 16),)
 CLASSIFICATION = (
     *("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", 5),
     *("--max-positions", 32),

@@ -80,20 +80,30 @@ def backbone_of(arch: str) -> str:
     return max((name for name in BACKBONES if arch.startswith(name)), key=len)
 
 
-def build(arch: str, seed: int = 1, dropout: float = 0.0, **overrides: Any) -> nn.Module:
-    """A tiny model of a plain or of our arch, without dropout unless asked for."""
+def task(**more: Any) -> SimpleNamespace:
+    """What models and criterions ask of a task."""
     symbols = dictionary()
-    task = SimpleNamespace(
+    return SimpleNamespace(
         source_dictionary=symbols,
         target_dictionary=symbols,
         max_positions=lambda: 64,
-        cfg=SimpleNamespace(),
+        **{"cfg": SimpleNamespace(), **more},
     )
+
+
+def build(
+    arch: str,
+    seed: int = 1,
+    dropout: float = 0.0,
+    for_task: SimpleNamespace | None = None,
+    **overrides: Any,
+) -> nn.Module:
+    """A tiny model of a plain or of our arch, without dropout unless asked for, of some task."""
     silent = {"dropout": dropout, "attention_dropout": dropout, "activation_dropout": 0.0}
     args = Namespace(arch=arch, **{**TINY[backbone_of(arch)], **silent, **overrides})
     ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(seed)
-    return build_model(args, task)
+    return build_model(args, for_task or task())
 
 
 def all_pairs() -> list[tuple[str, str]]:
