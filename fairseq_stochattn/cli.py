@@ -10,7 +10,12 @@ from pathlib import Path
 
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.dataclass import FairseqDataclass
-from fairseq.models import ARCH_MODEL_INV_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.models import (
+    ARCH_MODEL_INV_REGISTRY,
+    ARCH_MODEL_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    MODEL_REGISTRY,
+)
 from fairseq.optim import OPTIMIZER_REGISTRY
 
 import fairseq_stochattn
@@ -50,8 +55,11 @@ def export_main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args.like is not None:
         raise UsageError("--like goes with --to huggingface")
-    export(args.checkpoint, args.output, args.force)
-    print(f"{args.output}: a plain fairseq checkpoint, no --user-dir needed")
+    arch = export(args.checkpoint, args.output, args.force)
+    if ARCH_MODEL_REGISTRY[arch].__module__.startswith("fairseq."):
+        print(f"{args.output}: a plain fairseq checkpoint, no --user-dir needed")
+    else:
+        print(f"{args.output}: {arch} with plain attention; fairseq lacks it, keep --user-dir")
     return 0
 
 
@@ -98,9 +106,10 @@ def methods_main(argv: Sequence[str] | None = None) -> int:
             print("\n".join(_flags(MODEL_DATACLASS_REGISTRY[name])))
     passed_on = {e.name for x in WRAPPABLE for e in fields(criterion_config(x))}
     for name, criterion in CRITERION_REGISTRY.items():
-        if issubclass(criterion, AttentionLosses):
+        if criterion.__module__.startswith(fairseq_stochattn.__name__):
             print(f"\n--criterion {name}: {(criterion.__doc__ or '').strip().splitlines()[0]}")
-            print("\n".join(_flags(criterion_config(name), without=passed_on)))
+            hidden = passed_on if issubclass(criterion, AttentionLosses) else ()
+            print("\n".join(_flags(criterion_config(name), without=hidden)))
     for name, config in OPTIMIZERS.items():
         print(f"\n--optimizer {name}: {OPTIMIZER_REGISTRY[name].__doc__}")
         print("\n".join(_flags(config)))

@@ -83,15 +83,17 @@ def to_plain(state: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(f"nothing to export: '{arch}' is no arch of fairseq with our attention")
     _refuse_own_task(as_dict(config.get("task")).get("_name"))
     args = flags_of(state, arch)
-    foreign = beyond_plain(args)
+    backbone = ARCH_MODEL_REGISTRY[arch].backbone
+    known = {entry.name for entry in fields(backbone.plain_config())}
+    foreign = beyond_plain(args, known)
     if foreign:
         raise UsageError(
             f"plain fairseq has no {' '.join(foreign)}; --to huggingface can express it"
         )
-    ours = {entry.name for part in _our_parts() for entry in fields(part)} - {"_name"}
+    ours = {entry.name for part in _our_parts() for entry in fields(part)} - known - {"_name"}
     plain_args = {k: v for k, v in vars(args).items() if k not in ours}
     plain_args["_name"] = PLAIN_ARCHS[arch]
-    if not is_typed(ARCH_MODEL_REGISTRY[arch].backbone.model):
+    if not is_typed(backbone.model):
         # fairseq's untyped models read one flat namespace, the task's flags among them.
         set_flags = {k: v for k, v in plain_args.items() if v is not None}
         task_flags = as_dict(config.get("task"))
@@ -110,12 +112,14 @@ def to_plain(state: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def export(source: Path, destination: Path, force: bool = False) -> None:
-    """Write ``source`` as a plain fairseq checkpoint; whole or not at all."""
+def export(source: Path, destination: Path, force: bool = False) -> str:
+    """Write ``source`` as a plain fairseq checkpoint, whole or not at all; returns its arch."""
     if destination.exists() and not force:
         raise UsageError(f"{destination} exists already (--force overwrites it)")
+    plain = to_plain(compat.load_checkpoint(str(source)))
     with whole_file(destination) as partial:
-        torch.save(to_plain(compat.load_checkpoint(str(source))), partial)
+        torch.save(plain, partial)
+    return arch_of(plain)
 
 
 def _refuse_own_task(name: str | None) -> None:

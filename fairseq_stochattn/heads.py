@@ -39,10 +39,18 @@ def by_head(parameter: Tensor, num_heads: int) -> Tensor:
 
 
 def find_heads(model: nn.Module) -> list[HeadGroup]:
-    """Every attention module of the model that has heads, in the order of its modules."""
+    """Every attention module of the model that has heads, in the order of its modules.
+
+    Left out is what a module with ``auxiliary = True`` holds, such as ELECTRA's generator: it
+    serves the training of the model and is no part of it.
+    """
     found: list[HeadGroup] = []
     seen: Counter[str] = Counter()
-    for name, module in model.named_modules():
+    modules = dict(model.named_modules())
+    left_out = tuple(f"{x}." for x, m in modules.items() if getattr(m, "auxiliary", False))
+    for name, module in modules.items():
+        if name.startswith(left_out):
+            continue
         if isinstance(module, MultiheadAttention):
             parameters = {
                 kind: list(getattr(module, f"{kind}_proj").parameters()) for kind in PROJECTIONS

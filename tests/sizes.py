@@ -26,6 +26,8 @@ MASKED_LM = (
     *("--task", "masked_lm", "--criterion", "masked_lm", "--tokens-per-sample", 16),
     *("--sample-break-mode", "none"),
 )
+ELECTRA = (*ROBERTA, "--embedding-dim", 16, "--generator-size", 0.5)
+REPLACED_TOKENS = (*("--task", "electra", "--criterion", "electra", "--tokens-per-sample", 16),)
 CLASSIFICATION = (
     *("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", 5),
     *("--max-positions", 32),

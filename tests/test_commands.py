@@ -47,6 +47,8 @@ LIVES = {
     "lstm": ("translation_data", sizes.LSTM),
     "transformer_lm": ("lm_data", sizes.TRANSFORMER_LM),
     "roberta": ("lm_data", (*sizes.ROBERTA, *sizes.MASKED_LM)),
+    "electra": ("lm_data", (*sizes.ELECTRA, *sizes.REPLACED_TOKENS)),
+    "electra classification": ("classification_data", (*sizes.ELECTRA, *sizes.CLASSIFICATION)),
     "roberta classification": ("classification_data", (*sizes.ROBERTA, *sizes.CLASSIFICATION)),
 }
 

@@ -30,7 +30,7 @@ def build(backbone: str, method: str, **overrides) -> nn.Module:
 
 
 def rows_of(backbone: str) -> list[Tensor]:
-    return SOURCES if backbone == "roberta" else TARGETS
+    return SOURCES if backbone in zoo.ENCODERS else TARGETS
 
 
 def decode(model: nn.Module, backbone: str, state: dict | None, tokens: Tensor, memory) -> Tensor:
@@ -60,7 +60,7 @@ def test_batch_independence(backbone: str, method: str) -> None:
     torch.testing.assert_close(torch.cat(alone), together, **CLOSE)
 
 
-@pairs_of("transformer", "lstm", "roberta")
+@pairs_of("transformer", "lstm", *zoo.ENCODERS)
 def test_padding_side(backbone: str, method: str) -> None:
     model = build(backbone, method)
     found = [
@@ -132,7 +132,7 @@ def test_extremes_stay_finite(backbone: str, method: str) -> None:
             for name, parameter in model.named_parameters():
                 if name.endswith(("q_proj.weight", "input_proj.weight")):
                     parameter.mul_(size)
-        batch = [*sources, empty] if backbone == "roberta" else sources
+        batch = [*sources, empty] if backbone in zoo.ENCODERS else sources
         out = zoo.run(model, backbone, batch, targets)
         if backbone == "transformer":
             tokens = torch.stack([SOURCES[0], empty])

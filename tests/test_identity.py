@@ -14,7 +14,7 @@ from fairseq_stochattn.attention.method import MethodDict
 from fairseq_stochattn.attention.multihead import StochasticMultiheadAttention
 from fairseq_stochattn.attention.stack import AttentionStack
 
-BACKBONES = ["transformer", "transformer_lm", "lstm", "roberta"]
+BACKBONES = ["transformer", "transformer_lm", "lstm", *zoo.ENCODERS]
 SOURCES, TARGETS = zoo.sentences(9, 7, 4, 1), zoo.sentences(8, 5, 3, 1, seed=1)
 
 
@@ -25,7 +25,7 @@ def both(backbone: str, **overrides) -> tuple[nn.Module, nn.Module]:
 
 
 def outputs(model: nn.Module, backbone: str) -> Tensor:
-    rows = SOURCES if backbone == "roberta" else TARGETS
+    rows = SOURCES if backbone in zoo.ENCODERS else TARGETS
     left = backbone in ("transformer", "lstm")  # as fairseq pads sources by default
     return zoo.real_positions(zoo.run(model, backbone, SOURCES, TARGETS, left), backbone, rows)
 
@@ -56,7 +56,7 @@ def test_outputs_and_gradients(backbone: str, mode: str) -> None:
             torch.testing.assert_close(our_grads[name], grad, rtol=1e-6, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("backbone", ["transformer", "transformer_lm", "roberta"])
+@pytest.mark.parametrize("backbone", ["transformer", "transformer_lm", *zoo.ENCODERS])
 def test_equal_in_double_precision(backbone: str) -> None:
     plain, ours = (model.double() for model in both(backbone))
     if backbone == "transformer":

@@ -125,6 +125,11 @@ ROBERTA = """
   encoder_attention_heads: 2
   max_positions: 512
 """
+ELECTRA = """
+  _name: electra_deterministic_small
+  encoder_layers: 1
+  max_positions: 32
+"""
 
 
 @pytest.mark.parametrize(
@@ -134,8 +139,9 @@ ROBERTA = """
         ("translation", LSTM),
         ("language_modeling", LANGUAGE_MODEL),
         ("masked_lm", ROBERTA),
+        ("electra", ELECTRA),
     ],
-    ids=["transformer", "lstm", "transformer_lm", "roberta"],
+    ids=["transformer", "lstm", "transformer_lm", "roberta", "electra"],
 )
 def test_hydra_train(
     task: str, model: str, translation_data: Path, lm_data: Path, tmp_path: Path
@@ -179,7 +185,7 @@ def test_tensorboard(translation_data: Path, tmp_path: Path) -> None:
 def test_installed_commands(tmp_path: Path) -> None:
     listing = commands.run("stochattn-methods")
     assert listing.returncode == 0, listing.stderr
-    for backbone in ("transformer", "transformer_lm", "lstm", "roberta"):
+    for backbone in ("transformer", "transformer_lm", "lstm", "roberta", "electra"):
         assert f"--arch {backbone}_deterministic\n" in listing.stdout
     for flag in ("--attention:", "--attention-sites:", "--attention-layers:"):
         assert f"\n  {flag} " in listing.stdout

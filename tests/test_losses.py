@@ -142,11 +142,15 @@ def test_the_loss_trains_the_method(translation_data: Path, tmp_path: Path) -> N
         ("translation_data", ("--arch", "transformer_toy", *sizes.TRANSFORMER)),
         ("lm_data", ("--arch", "transformer_lm_toy", *sizes.TRANSFORMER_LM)),
         ("lm_data", ("--arch", "roberta_toy", *sizes.ROBERTA, *sizes.MASKED_LM)),
+        ("lm_data", ("--arch", "electra_toy", *sizes.ELECTRA, *sizes.REPLACED_TOKENS)),
         ("classification_data", ("--arch", "roberta_toy", *sizes.ROBERTA, *sizes.CLASSIFICATION)),
         ("tagging_data", ("--arch", "roberta_toy", *sizes.ROBERTA, *sizes.TAGGING)),
         ("choice_data", ("--arch", "roberta_toy", *sizes.ROBERTA, *sizes.CHOICE)),
     ],
-    ids=["translation", "language_modeling", "masked_lm", "sentence_prediction", "tags", "choice"],
+    ids=[
+        *("translation", "language_modeling", "masked_lm", "electra", "sentence_prediction"),
+        *("tags", "choice"),
+    ],
 )
 def test_wrapping_changes_nothing_of_the_task_criterion(
     data: str, flags: tuple, request: pytest.FixtureRequest, tmp_path: Path
@@ -164,7 +168,7 @@ def test_wrapping_changes_nothing_of_the_task_criterion(
         found.append(commands.train(folder, tmp_path, *common, *named))
     own, wrapped = (output.stats["train_inner"] for output in found)
     for theirs, ours in zip(own, wrapped, strict=True):
-        for key in ("loss", "nll_loss", "ppl", "accuracy"):
+        for key in ("loss", "nll_loss", "ppl", "accuracy", "mlm_loss", "rtd_loss"):
             assert theirs.get(key) == ours.get(key), key
 
 

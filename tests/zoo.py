@@ -56,7 +56,16 @@ TINY = {
         "encoder_layers": 3,
         "max_positions": 64,
     },
+    "electra": {
+        "encoder_embed_dim": 16,
+        "embedding_dim": 8,
+        "encoder_ffn_embed_dim": 32,
+        "encoder_attention_heads": 2,
+        "encoder_layers": 3,
+        "max_positions": 64,
+    },
 }
+ENCODERS = ("roberta", "electra")  # one row of tokens, outputs for each of them
 
 
 def dictionary() -> Dictionary:
@@ -71,20 +80,30 @@ def backbone_of(arch: str) -> str:
     return max((name for name in BACKBONES if arch.startswith(name)), key=len)
 
 
-def build(arch: str, seed: int = 1, dropout: float = 0.0, **overrides: Any) -> nn.Module:
-    """A tiny model of a plain or of our arch, without dropout unless asked for."""
+def task(**more: Any) -> SimpleNamespace:
+    """What models and criterions ask of a task."""
     symbols = dictionary()
-    task = SimpleNamespace(
+    return SimpleNamespace(
         source_dictionary=symbols,
         target_dictionary=symbols,
         max_positions=lambda: 64,
-        cfg=SimpleNamespace(),
+        **{"cfg": SimpleNamespace(), **more},
     )
+
+
+def build(
+    arch: str,
+    seed: int = 1,
+    dropout: float = 0.0,
+    for_task: SimpleNamespace | None = None,
+    **overrides: Any,
+) -> nn.Module:
+    """A tiny model of a plain or of our arch, without dropout unless asked for, of some task."""
     silent = {"dropout": dropout, "attention_dropout": dropout, "activation_dropout": 0.0}
     args = Namespace(arch=arch, **{**TINY[backbone_of(arch)], **silent, **overrides})
     ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(seed)
-    return build_model(args, task)
+    return build_model(args, for_task or task())
 
 
 SELF_ATTENTIVE = {
@@ -153,19 +172,22 @@ def run(
     left: bool = False,
     width: int = 0,
 ) -> Tensor:
-    """(B, T, V): what the model computes for a batch, source padded on the given side."""
+    """(B, T, V): what the model computes for a batch, source padded on the given side.
+
+    Of ELECTRA it is the discriminator's features.
+    """
     if backbone == "transformer_lm":
         return model(pad(shift(targets), width=width))[0]
     tokens = pad(sources, left=left, width=width)
-    if backbone == "roberta":
-        return model(tokens)[0]
+    if backbone in ENCODERS:
+        return model(tokens, features_only=backbone == "electra")[0]
     lengths = torch.tensor([len(row) for row in sources])
     return model(tokens, lengths, pad(shift(targets)))[0]
 
 
 def real_positions(out: Tensor, backbone: str, rows: list[Tensor], left: bool = False) -> Tensor:
     """(Σ lengths, V): the outputs at real tokens, sentence after sentence."""
-    moved = left and backbone == "roberta"
+    moved = left and backbone in ENCODERS
     picked = [
         out[index, out.size(1) - len(row) :] if moved else out[index, : len(row)]
         for index, row in enumerate(rows)

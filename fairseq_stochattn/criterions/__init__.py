@@ -1,8 +1,15 @@
 """Criterions of ours: each wraps the task's own and adds the losses of the attention.
 
-``tagging`` is such a task's own, which fairseq lacks.
+The exceptions are electra and tagging, which are such tasks' own.
 """
 
-from fairseq_stochattn.criterions import alignment, attention_losses, elbo, repulsive, tagging
+from fairseq_stochattn.criterions import (
+    alignment,
+    attention_losses,
+    elbo,
+    electra,
+    repulsive,
+    tagging,
+)
 
-__all__ = ["alignment", "attention_losses", "elbo", "repulsive", "tagging"]
+__all__ = ["alignment", "attention_losses", "elbo", "electra", "repulsive", "tagging"]

@@ -20,14 +20,16 @@ from fairseq.tasks import TASK_REGISTRY
 from torch import Tensor, nn
 
 from fairseq_stochattn.attention.method import NamedLoss, collect_losses, collecting_losses
-from fairseq_stochattn.criterions import tagging  # noqa: F401  (registers what is wrapped here)
+from fairseq_stochattn.criterions import electra, tagging  # noqa: F401  (registers what is wrapped)
 from fairseq_stochattn.errors import UsageError
 from fairseq_stochattn.models.config import flags_of, is_typed, join_configs
 
-# The criterion a task is trained with when --task-criterion does not say.
+# The criterion a task is trained with when --task-criterion does not say; a special task stands
+# before the one that it is a case of.
 DEFAULTS = {
     "translation": "label_smoothed_cross_entropy",
     "language_modeling": "cross_entropy",
+    "electra": "electra",
     "masked_lm": "masked_lm",
     "sentence_prediction": "sentence_prediction",
     "sentence_ranking": "sentence_ranking",

@@ -50,6 +50,10 @@ class Backbone:
     # What the flags of ``extra_config`` add to the model once it is hosted.
     finish: Callable[[nn.Module, Namespace], None] = lambda model, config: None
 
+    def plain_config(self) -> type[FairseqDataclass]:
+        """The flags of the model without our attention."""
+        return flags_of(self.model, ARCH_CONFIG_REGISTRY[self.name])
+
 
 BACKBONES: dict[str, Backbone] = {}
 PLAIN_ARCHS: dict[str, str] = {}  # our arch → the fairseq arch it extends
@@ -139,7 +143,7 @@ def _register_pair(backbone: Backbone, method: str) -> None:
     name = f"{backbone.name}_{method}"
     config = join_configs(
         f"{name}_config",
-        flags_of(backbone.model, ARCH_CONFIG_REGISTRY[backbone.name]),
+        backbone.plain_config(),
         backbone.extra_config,
         AttentionConfig,
         *(METHODS[other].Config for other in METHODS),

@@ -10,6 +10,7 @@ with another ε.
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Container
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -84,12 +85,12 @@ def set_layer_norm_eps(model: nn.Module, config: EmbeddingConfig) -> None:
             module.eps = config.layer_norm_eps
 
 
-def beyond_plain(config: Namespace) -> list[str]:
-    """The flags of a model that plain fairseq has no counterpart for."""
+def beyond_plain(config: Namespace, known: Container[str] = ()) -> list[str]:
+    """The flags of a model that its plain arch, with the flags ``known``, has not."""
     given = [
         (entry.name, getattr(config, entry.name, entry.default), entry.default)
         for entry in fields(EmbeddingConfig)
-        if not entry.name.startswith("_")
+        if not entry.name.startswith("_") and entry.name not in known
     ]
     return [
         f"--{name.replace('_', '-')} {value}" for name, value, default in given if value != default

@@ -1,5 +1,5 @@
 """Tasks that fairseq lacks. Importing this package registers them."""
 
-from fairseq_stochattn.tasks import tagging
+from fairseq_stochattn.tasks import electra, tagging
 
-__all__ = ["tagging"]
+__all__ = ["electra", "tagging"]

@@ -1,0 +1,112 @@
+"""ELECTRA's objective (Clark et al. 2020, §2): masked language modelling + λ · replaced tokens.
+
+    −1/n Σ_masked log p_G(x_t) − λ/N Σ_all log p_D(x̂_t is x_t or not),  λ = 50
+
+N counts the tokens of a batch; n = p·N, with p = ``--mask-prob``, is how many of them are masked on
+average, rather than in this batch, so that losses of accumulated batches and of ranks add up.
+Logged in base 2, as fairseq does: ``loss``, ``mlm_loss`` a masked token, ``rtd_loss`` a token; in
+per cent: ``replaced`` tokens, ``rtd_accuracy`` over all, ``rtd_recall`` over the replaced.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.modules import cross_entropy
+from torch import Tensor, nn
+
+from fairseq_stochattn.distributions import at_least_float
+from fairseq_stochattn.errors import UsageError, require_not_negative
+from fairseq_stochattn.replacement import gumbel_noise
+
+
+@dataclass
+class ElectraCriterionConfig(FairseqDataclass):
+    mlm_weight: float = field(default=1.0, metadata={"help": "weight of the generator's loss"})
+    rtd_weight: float = field(
+        default=50.0, metadata={"help": "λ, weight of the discriminator's loss"}
+    )
+
+
+@register_criterion("electra", dataclass=ElectraCriterionConfig)
+class ElectraCriterion(FairseqCriterion):
+    """Generator and discriminator of ELECTRA, trained together."""
+
+    def __init__(self, cfg: ElectraCriterionConfig, task: Any) -> None:
+        super().__init__(task)
+        if not getattr(task, "needs_generator", False):
+            raise UsageError("--criterion electra goes with --task electra")
+        require_not_negative(cfg, "mlm_weight", "rtd_weight")
+        self.mlm_weight = cfg.mlm_weight / task.cfg.mask_prob
+        self.rtd_weight = cfg.rtd_weight
+
+    def forward(
+        self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        tokens, targets = sample["net_input"]["src_tokens"], sample["target"]  # (B, T)
+        masked, real = targets.ne(self.padding_idx), tokens.ne(self.padding_idx)
+        logits, extra = model(
+            **sample["net_input"], masked_tokens=masked, noise=self.noise(model, sample, masked)
+        )
+        original = torch.where(masked, targets, tokens)
+        replaced = extra["corrupted"].ne(original)
+        mlm = cross_entropy(extra["guesses"], targets[masked], reduction="sum")
+        logits = at_least_float(logits)
+        label = replaced.to(logits.dtype)
+        rtd = F.binary_cross_entropy_with_logits(
+            logits, label, weight=real.to(logits.dtype), reduction="sum"
+        )
+        loss = self.mlm_weight * mlm + self.rtd_weight * rtd
+        sample_size = real.sum()
+        right = logits.gt(0).eq(replaced) & real
+        log = {
+            "loss": loss.detach(),
+            "mlm_loss": mlm.detach(),
+            "rtd_loss": rtd.detach(),
+            "nmasked": masked.sum(),
+            "nreplaced": replaced.sum(),
+            "nright": right.sum(),
+            "nfound": (right & replaced).sum(),
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["nsentences"],
+            "sample_size": sample_size,
+        }
+        return loss, sample_size, log
+
+    def noise(self, model: nn.Module, sample: dict[str, Any], masked: Tensor) -> Tensor | None:
+        """In training the model's own, which follows fairseq's seed. In validation a noise for each
+        sentence (n, V), as fairseq masks it: the same in every epoch and in every batch."""
+        if model.training:
+            return None
+        random, rows = torch.Generator(masked.device), []
+        for sentence, count in zip(sample["id"].tolist(), masked.sum(dim=1).tolist(), strict=True):
+            random.manual_seed(hash((self.task.cfg.seed, sentence)) % 2**32)
+            shape = count, len(self.task.source_dictionary)
+            rows.append(gumbel_noise(shape, masked.device, random))
+        return torch.cat(rows)
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+        def total(key: str) -> Any:
+            return sum(log.get(key, 0) for log in logging_outputs)
+
+        def average(name: str, key: str, count: Any, unit: float, digits: int) -> None:
+            if count > 0:
+                metrics.log_scalar(name, total(key) / count / unit, count, round=digits)
+
+        tokens, bits, percent = total("sample_size"), math.log(2), 0.01
+        average("loss", "loss", tokens, bits, digits=3)
+        average("mlm_loss", "mlm_loss", total("nmasked"), bits, digits=3)
+        average("rtd_loss", "rtd_loss", tokens, bits, digits=4)
+        average("rtd_accuracy", "nright", tokens, percent, digits=2)
+        average("rtd_recall", "nfound", total("nreplaced"), percent, digits=2)
+        average("replaced", "nreplaced", tokens, percent, digits=2)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True

@@ -1,0 +1,332 @@
+"""ELECTRA: who learns from which loss, what is replaced by what, what counts, what is shared."""
+
+from __future__ import annotations
+
+import copy
+import math
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from scipy.stats import chisquare
+from torch import Tensor, nn
+
+import zoo
+from fairseq_stochattn.attention.method import collect_losses
+from fairseq_stochattn.criterions.electra import ElectraCriterion
+from fairseq_stochattn.errors import UsageError
+from fairseq_stochattn.export import is_ours
+from fairseq_stochattn.heads import find_heads
+from fairseq_stochattn.models.electra_networks import generator_args
+from fairseq_stochattn.replacement import gumbel_noise, sample_tokens
+
+MASK = zoo.VOCABULARY - 1
+MASK_PROB = 0.3
+TASK = zoo.task(needs_generator=True, cfg=SimpleNamespace(mask_prob=MASK_PROB, seed=7))
+SOURCES = zoo.sentences(12, 9, 7, 4)
+
+
+def pretraining_model(arch: str = "electra", **overrides: object) -> nn.Module:
+    return zoo.build(arch, for_task=TASK, **overrides)
+
+
+def criterion(mlm: float = 1.0, rtd: float = 50.0) -> ElectraCriterion:
+    return ElectraCriterion(SimpleNamespace(mlm_weight=mlm, rtd_weight=rtd), TASK)
+
+
+def batch(rows: list[Tensor] = SOURCES, width: int = 0, ids: tuple[int, ...] | None = None) -> dict:
+    """Every third token masked, one in four of these left as it is."""
+    original = zoo.pad(rows, width=width)
+    columns = torch.arange(original.size(1))
+    masked = (columns % 3 == 1) & original.ne(zoo.PAD)
+    hidden = masked & (columns % 12 != 1)
+    return {
+        "id": torch.arange(len(rows)) if ids is None else torch.tensor(ids),
+        "net_input": {"src_tokens": original.masked_fill(hidden, MASK)},
+        "target": original.masked_fill(~masked, zoo.PAD),
+        "ntokens": sum(map(len, rows)),
+        "nsentences": len(rows),
+    }
+
+
+def masked_of(sample: dict) -> Tensor:
+    return sample["target"].ne(zoo.PAD)
+
+
+def shared_and_own(model: nn.Module) -> tuple[dict, dict, dict]:
+    """The parameters of both networks, of the discriminator and of the generator alone."""
+    parts = [
+        dict(x.named_parameters(remove_duplicate=False)) for x in (model.encoder, model.generator)
+    ]
+    ids = [{id(p) for p in part.values()} for part in parts]
+    shared = {name: p for name, p in parts[0].items() if id(p) in ids[1]}
+    own = [
+        {n: p for n, p in x.items() if id(p) not in y}
+        for x, y in zip(parts, ids[::-1], strict=True)
+    ]
+    return shared, *own
+
+
+@pytest.mark.parametrize("learner", ["discriminator", "generator"])
+def test_each_network_learns_from_its_own_loss(learner: str) -> None:
+    """The discriminator's loss reaches the shared embeddings but nothing else of the generator."""
+    model = pretraining_model().train()
+    weights = {"mlm": 0.0} if learner == "discriminator" else {"rtd": 0.0}
+    loss, _, _ = criterion(**weights)(model, batch())
+    loss.backward()
+    shared, discriminator, generator = shared_and_own(model)
+    assert len(shared) == 5  # tokens, positions, segments and the LayerNorm over their sum
+    teaches = {"discriminator": discriminator, "generator": generator}
+    for name, parameters in teaches.items():
+        if name == learner:
+            assert all(p.grad.any() for n, p in parameters.items() if not n.endswith("k_proj.bias"))
+        else:
+            assert not any(p.grad.any() for p in parameters.values())
+    assert all(p.grad.any() for p in shared.values())
+
+
+@pytest.mark.parametrize("masked_tokens", [True, False])
+@pytest.mark.parametrize("arch", ["electra", "electra_babn", "electra_alignment"])
+def test_every_parameter_gets_a_gradient(arch: str, masked_tokens: bool) -> None:
+    """DistributedDataParallel waits for all, also where a rank's batch has no masked token."""
+    model = pretraining_model(arch).train()
+    sample = batch()
+    if not masked_tokens:
+        sample["target"].fill_(zoo.PAD)
+    loss, sample_size, log = criterion()(model, sample)
+    left = [term.value for _, term in collect_losses(model)]
+    assert torch.isfinite(loss)
+    assert sample_size == sum(map(len, SOURCES))
+    assert log["nmasked"] == (10 if masked_tokens else 0)
+    sum(left, loss).backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+class Answers:
+    """A model that has given its answers already."""
+
+    training = False
+
+    def __init__(self, logits: Tensor, guesses: Tensor, corrupted: Tensor) -> None:
+        self.out = logits, {"guesses": guesses, "corrupted": corrupted}
+
+    def __call__(self, **unused: object) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.out
+
+
+def test_the_loss_and_its_counts_by_a_loop() -> None:
+    """Token by token in double precision; a sample that hits the original is an original."""
+    torch.manual_seed(0)
+    sample = batch(width=15)
+    original, masked = zoo.pad(SOURCES, width=15), masked_of(sample)
+    corrupted = original.clone()
+    corrupted[masked] = torch.randint(4, zoo.VOCABULARY, (int(masked.sum()),))
+    corrupted[0, 1] = original[0, 1]  # the generator was right
+    logits = torch.randn(original.shape, dtype=torch.double) * 2
+    logits[original.eq(zoo.PAD)] = 1e4  # what is said of padding must not matter
+    guesses = torch.randn(int(masked.sum()), zoo.VOCABULARY, dtype=torch.double)
+    mlm = rtd = 0.0
+    counts = dict.fromkeys(("nmasked", "nreplaced", "nright", "nfound"), 0)
+    for row, sentence in enumerate(SOURCES):
+        for t, token in enumerate(sentence.tolist()):
+            replaced = corrupted[row, t].item() != token
+            probability = 1 / (1 + math.exp(-logits[row, t].item()))
+            rtd -= math.log(probability if replaced else 1 - probability)
+            right = (probability > 0.5) == replaced
+            counts["nreplaced"] += replaced
+            counts["nright"] += right
+            counts["nfound"] += right and replaced
+            if masked[row, t]:
+                p = guesses[counts["nmasked"]].exp()
+                mlm -= math.log(p[token] / p.sum())
+                counts["nmasked"] += 1
+    assert 0 < counts["nfound"] < counts["nreplaced"] < counts["nmasked"] == 10
+    loss, sample_size, log = criterion()(Answers(logits, guesses, corrupted), sample)
+    assert sample_size == log["ntokens"] == sum(map(len, SOURCES))
+    assert log["mlm_loss"].item() == pytest.approx(mlm, rel=1e-6)  # fairseq's is in fp32
+    assert log["rtd_loss"].item() == pytest.approx(rtd, rel=1e-12)
+    assert loss.item() == pytest.approx(mlm / MASK_PROB + 50 * rtd, rel=1e-6)
+    assert {name: log[name].item() for name in counts} == counts
+
+
+def test_gathered_guesses_are_those_at_the_masked_positions() -> None:
+    sample = batch()
+    tokens, masked = sample["net_input"]["src_tokens"], masked_of(sample)
+    model = pretraining_model().eval()
+    everywhere = model.generator(tokens)
+    assert everywhere.shape == (*tokens.shape, zoo.VOCABULARY)
+    _, extra = model(tokens, masked_tokens=masked)
+    torch.testing.assert_close(extra["guesses"], everywhere[masked])
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float16])
+def test_samples_follow_the_softmax(precision: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits = (torch.randn(12) * 1.5).to(precision)
+    draws = logits.expand(60_000, -1)
+    found = sample_tokens(draws, gumbel_noise(draws.shape, draws.device), never=zoo.PAD)
+    expected = logits.double().softmax(0)
+    expected[zoo.PAD] = 0
+    counts = torch.bincount(found, minlength=12)
+    assert counts[zoo.PAD] == 0
+    drawn = torch.arange(12) != zoo.PAD
+    expected = expected / expected.sum() * len(draws)
+    assert chisquare(counts[drawn].numpy(), expected[drawn].numpy()).pvalue > 1e-3
+
+
+def test_only_masked_tokens_are_replaced_and_never_by_padding() -> None:
+    model = pretraining_model().train()
+    with torch.no_grad():
+        model.generator.lm_head.bias[zoo.PAD] = 100.0
+    sample = batch()
+    tokens, masked = sample["net_input"]["src_tokens"], masked_of(sample)
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        _, extra = model(tokens, masked_tokens=masked)
+        found.append(extra["corrupted"])
+        assert torch.equal(found[-1][~masked], tokens[~masked])
+        assert not found[-1][masked].eq(zoo.PAD).any()
+        assert extra["guesses"].grad_fn is not None
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+def test_the_discriminator_sees_the_corrupted_tokens() -> None:
+    model = pretraining_model().eval()
+    sample = batch()
+    logits, extra = model(**sample["net_input"], masked_tokens=masked_of(sample))
+    torch.testing.assert_close(logits, model(extra["corrupted"])[0])
+    assert logits.shape == extra["corrupted"].shape
+
+
+def test_validation_is_the_same_in_every_batch() -> None:
+    """Sums over single sentences are those of the batch, its padding included, at any time."""
+    model, objective = pretraining_model().eval(), criterion()
+    keys = (
+        "loss",
+        "mlm_loss",
+        "rtd_loss",
+        "nmasked",
+        "nreplaced",
+        "nright",
+        "nfound",
+        "sample_size",
+    )
+    _, _, together = objective(model, batch(width=20))
+    torch.manual_seed(99)
+    alone = [objective(model, batch([row], ids=(n,)))[2] for n, row in enumerate(SOURCES)]
+    for key in keys:
+        torch.testing.assert_close(sum(log[key] for log in alone), together[key])
+    other = objective(model, batch(ids=(5, 6, 7, 8)))[2]
+    assert not torch.equal(other["rtd_loss"], together["rtd_loss"])
+
+
+def test_embeddings_are_summed_normalised_and_projected() -> None:
+    tokens = torch.tensor([[0, 5, 6, zoo.EOS, 7, zoo.EOS]])
+    model = pretraining_model().eval()
+    for network, width in ((model.encoder, 16), (model.generator, 5)):
+        encoder = network.sentence_encoder
+        x, _ = encoder.forward_embedding(tokens)
+        segments = encoder.embed_segments.weight[torch.tensor([[0, 0, 0, 0, 1, 1]])]
+        total = encoder.embed_tokens(tokens) + encoder.embed_positions(tokens) + segments
+        assert total.size(2) == 8
+        assert x.size(2) == width
+        expected = encoder.embed_project(encoder.layernorm_embedding(total))
+        torch.testing.assert_close(x, expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"encoder_normalize_before": True, "layernorm_embedding": False},
+        {"segment_embeddings": 0},
+        {"untie_weights_roberta": True},
+        {"embedding_dim": 16, "generator_size": 1.0},
+        {"encoder_layerdrop": 0.5},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_keep_working(options: dict) -> None:
+    model = pretraining_model("electra_deterministic", **options).train()
+    loss, _, _ = criterion()(model, batch())
+    loss.backward()
+    assert torch.isfinite(loss)
+    twin = pretraining_model("electra_deterministic", seed=2, **options)
+    twin.load_state_dict(model.state_dict())
+    tied = model.generator.lm_head.weight is model.encoder.sentence_encoder.embed_tokens.weight
+    assert tied != ("untie_weights_roberta" in options)
+    assert hasattr(model.encoder.sentence_encoder, "embed_segments") == (
+        "segment_embeddings" not in options
+    )
+    assert hasattr(model.encoder.sentence_encoder, "embed_project") == (
+        "embedding_dim" not in options
+    )
+    for mode in (model.eval(), twin.eval()):
+        assert mode(**batch()["net_input"])[0].shape == (4, 12)
+
+
+def test_the_parts_stay_shared_in_copies_and_half_precision() -> None:
+    for model in (pretraining_model().half(), copy.deepcopy(pretraining_model())):
+        one, other = model.encoder.sentence_encoder, model.generator.sentence_encoder
+        assert other.embed_tokens.weight is one.embed_tokens.weight
+        assert model.generator.lm_head.weight is one.embed_tokens.weight
+        for name in ("embed_positions", "embed_segments", "layernorm_embedding"):
+            assert getattr(other, name) is getattr(one, name)
+
+
+def test_methods_and_heads_are_the_discriminators() -> None:
+    model = pretraining_model("electra_babn").train()
+    ours = [name for name, _ in model.named_parameters() if is_ours(name)]
+    assert ours
+    assert all(name.startswith("encoder.sentence_encoder.") for name in ours)
+    criterion()(model, batch())
+    assert [name for name, _ in collect_losses(model)].count("kl") == 3
+    for arch in ("electra_babn", "electra"):
+        found = find_heads(pretraining_model(arch))
+        expected = [f"encoder.sentence_encoder.layers.{n}.self_attn" for n in range(3)]
+        assert [group.name for group in found] == expected
+        assert {group.site for group in found} == {"encoder"}
+
+
+def test_checkpoints_between_pretraining_and_the_encoder_alone() -> None:
+    """Forth without generator and head; back with both new, on the checkpoint's embeddings."""
+    before, encoder = pretraining_model(), zoo.build("electra_deterministic", seed=2)
+    assert not [n for n, _ in encoder.named_parameters() if "generator" in n or "rtd" in n]
+    encoder.load_state_dict(before.state_dict())
+    tokens = zoo.pad(SOURCES)
+    features = encoder.eval()(tokens, features_only=True)[0]
+    torch.testing.assert_close(features, before.eval()(tokens, features_only=True)[0])
+    after = pretraining_model("electra_deterministic", seed=3)
+    fresh = {name: p.clone() for name, p in after.named_parameters()}
+    after.load_state_dict(encoder.state_dict())
+    torch.testing.assert_close(after.eval()(tokens, features_only=True)[0], features)
+    shared, _, generator = shared_and_own(after)
+    stored = encoder.encoder.state_dict()
+    assert all(torch.equal(p, stored[name]) for name, p in shared.items())
+    assert all(torch.equal(p, fresh[f"generator.{name}"]) for name, p in generator.items())
+
+
+@pytest.mark.parametrize(
+    ("arch", "discriminator", "generator"),
+    [
+        ("electra_small", (256, 12, 4, 1024, 128), (64, 12, 1, 256)),
+        ("electra_base", (768, 12, 12, 3072, 768), (256, 12, 4, 1024)),
+        ("electra_babn_base", (768, 12, 12, 3072, 768), (256, 12, 4, 1024)),
+        ("electra_large", (1024, 24, 16, 4096, 1024), (256, 24, 4, 1024)),
+    ],
+)
+def test_presets_are_the_papers(arch: str, discriminator: tuple, generator: tuple) -> None:
+    args = Namespace()
+    ARCH_CONFIG_REGISTRY[arch](args)
+    names = [f"encoder_{x}" for x in ("embed_dim", "layers", "attention_heads", "ffn_embed_dim")]
+    assert tuple(getattr(args, x) for x in (*names, "embedding_dim")) == discriminator
+    assert tuple(getattr(generator_args(args), x) for x in names) == generator
+
+
+def test_a_model_without_generator_says_what_to_do() -> None:
+    sample = batch()
+    with pytest.raises(UsageError, match="pre-trained by --task electra"):
+        zoo.build("electra_deterministic")(**sample["net_input"], masked_tokens=masked_of(sample))
