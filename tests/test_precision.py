@@ -29,10 +29,10 @@ def distance(first: Path, second: Path) -> float:
     return max((one[name] - other[name]).abs().max().item() for name in one)
 
 
-def assert_same_training(first: Path, second: Path, data: Path) -> None:
+def assert_same_training(first: Path, second: Path, data: Path, flags: tuple = SGD) -> None:
     """Equal to 1e-5, and not because training stood still."""
     still = first.parent / "still"
-    commands.train(data, still, *SGD, "--lr", 0, "--max-update", 1)
+    commands.train(data, still, *flags, "--lr", 0, "--max-update", 1)
     assert distance(first, still) > 0.01
     assert distance(first, second) < 1e-5
 
@@ -73,13 +73,20 @@ def test_accumulation_equals_one_double_batch(translation_data: Path, tmp_path: 
     assert_same_training(tmp_path / "whole", tmp_path / "halves", data)
 
 
-def test_two_ranks_equal_one_process(translation_data: Path, tmp_path: Path) -> None:
-    """With a loss of the attention on top of the task's own."""
+# Losses of the attention on top of the task's own, with networks that only they reach.
+WITH_LOSSES = {
+    "disagreement": ("--criterion", "repulsive", "--diversity-weight", 3, "--log-dist"),
+    "ct": ("--criterion", "alignment", "--arch", "transformer_alignment", "--alignment-weight", 3),
+}
+
+
+@pytest.mark.parametrize("losses", WITH_LOSSES)
+def test_two_ranks_equal_one_process(losses: str, translation_data: Path, tmp_path: Path) -> None:
     data = one_length(translation_data, tmp_path)
-    flags = (*SGD, "--criterion", "repulsive", "--diversity-weight", 3, "--log-dist")
+    flags = (*SGD, *WITH_LOSSES[losses])
     commands.train(data, tmp_path / "one", *flags)
     commands.train_on_two_ranks(data, tmp_path / "two", *flags, "--batch-size", 32)
-    assert_same_training(tmp_path / "one", tmp_path / "two", data)
+    assert_same_training(tmp_path / "one", tmp_path / "two", data, flags)
 
 
 def one_length(translation_data: Path, tmp_path: Path) -> Path:
