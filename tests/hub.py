@@ -80,7 +80,7 @@ def write_model(
     import transformers
 
     folder.mkdir(parents=True)
-    write = write_wordpieces if name.startswith("Bert") else write_bytes
+    write = write_wordpieces if name.startswith(("Bert", "Electra")) else write_bytes
     size = {**SIZE, "vocab_size": write(folder), "max_position_embeddings": 66}
     model_class = getattr(transformers, name)
     torch.manual_seed(seed)

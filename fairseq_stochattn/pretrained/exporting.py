@@ -61,6 +61,7 @@ def export_folder(
         from safetensors.torch import save_file
     refuse_existing(out, force, (CONFIG, WEIGHTS))
     state = compat.load_checkpoint(str(checkpoint))
+    backbone = backbone_of(arch_of(state))
     args, weights = model_of(state)
     beside = checkpoint.parent if like is None else like
     files = tokenizer_files(beside)
@@ -71,8 +72,12 @@ def export_folder(
     if not files:
         logger.warning("no tokenizer: rows stay in the dictionary's order (--like FOLDER has one)")
     base = read_json(beside / CONFIG) if (beside / CONFIG).is_file() else {}
-    base = {"model_type": "bert" if SEGMENTS in weights else "roberta", **base}
+    usual = {"roberta": "bert" if SEGMENTS in weights else "roberta"}
+    base = {"model_type": usual.get(backbone, backbone), **base}
     family = family_of(base, str(beside / CONFIG))
+    if family.backbone != backbone:
+        kind = base["model_type"]
+        raise UsageError(f"{beside / CONFIG} is that of {kind}, the checkpoint is of {backbone}")
     base["pad_token_id"] = vocabulary.pad
     config = config_of(args, weights, family, base)
     tensors, end = to_huggingface(weights, config, family, vocabulary)
@@ -85,12 +90,17 @@ def export_folder(
             shutil.copyfile(file, folder / file.name)
 
 
+def backbone_of(arch: str) -> str:
+    """The one among those of all families that an arch belongs to."""
+    for backbone in {family.backbone for family in FAMILIES.values()}:
+        if PLAIN_ARCHS.get(arch, arch) in ARCH_MODEL_INV_REGISTRY[backbone]:
+            return backbone
+    raise UsageError(f"'{arch}' is no encoder that Hugging Face has")
+
+
 def model_of(state: dict[str, Any]) -> tuple[Namespace, dict[str, Tensor]]:
     """All flags of a checkpoint's model and its weights, but for those nothing was learnt for."""
     arch = arch_of(state)
-    backbones = {family.backbone for family in FAMILIES.values()}
-    if not any(PLAIN_ARCHS.get(arch, arch) in ARCH_MODEL_INV_REGISTRY[x] for x in backbones):
-        raise UsageError(f"'{arch}' is no encoder that Hugging Face has")
     given = flags_of(state, arch) if arch in PLAIN_ARCHS else state["cfg"]["model"]
     args = Namespace(**{k: v for k, v in as_dict(given).items() if v is not None})
     ARCH_CONFIG_REGISTRY[arch](args)

@@ -6,10 +6,11 @@ A family is tables of names, read in both directions. A further one is a further
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fairseq_stochattn.errors import UsageError
+from fairseq_stochattn.models.electra import PRETRAINING
 from fairseq_stochattn.models.roberta import POOLER
 
 # fairseq's names of the tensors whose rows are tokens or positions.
@@ -36,6 +37,8 @@ class Part:
     mark: str = ""  # the tensor that tells whether the part is there; without one it must be
     head: str = ""  # how transformers' classes with this part end
     output: str = ""  # the layer that writes tokens; its weight is usually the embedding's
+    # Of config.json: whether a model has the part at all.
+    wanted: Callable[[dict[str, Any]], bool] = lambda config: True
 
     @property
     def output_bias(self) -> str:
@@ -67,7 +70,17 @@ class Family:
     two_separators: bool  # between the sentences of a pair
     # Tensors that have no counterpart and are left out, by the beginnings of their names.
     without: tuple[str, ...] = BUFFERS
+    # Of fairseq's: what pre-training alone needs, and makes anew where a checkpoint lacks it.
+    pretraining: tuple[str, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)  # tensor's beginning → why not
+    sizes: dict[str, str] = field(default_factory=dict)  # config.json's, beyond those of all
+    pooler: str = "tanh"  # activation inside classification heads
     backbone: str = "roberta"
+    task: str = "masked_lm"  # of pre-training; its criterion is called the same
+
+    @property
+    def writes_tokens(self) -> bool:
+        return any(part.output for part in self.parts)
 
 
 def _behind_padding(config: dict[str, Any]) -> int:
@@ -100,6 +113,14 @@ ENCODER = Part(
     }
 )
 POOLING = Part({"pooler.dense": f"{POOLING_HEAD}dense"}, mark="pooler.dense.weight")
+CLASSIFIER = Part(
+    {
+        "classifier.dense": f"classification_heads.{HEAD}.dense",
+        "classifier.out_proj": f"classification_heads.{HEAD}.out_proj",
+    },
+    mark="classifier.out_proj.weight",
+    head="ForSequenceClassification",
+)
 
 BERT = Family(
     classes={"bert": "Bert"},
@@ -143,14 +164,7 @@ ROBERTA = Family(
     prefix="roberta.",
     parts=(
         ENCODER,
-        Part(
-            {
-                "classifier.dense": f"classification_heads.{HEAD}.dense",
-                "classifier.out_proj": f"classification_heads.{HEAD}.out_proj",
-            },
-            mark="classifier.out_proj.weight",
-            head="ForSequenceClassification",
-        ),
+        CLASSIFIER,
         POOLING,
         Part(
             {
@@ -169,7 +183,38 @@ ROBERTA = Family(
     two_separators=True,
 )
 
-FAMILIES = {name: family for family in (BERT, ROBERTA) for name in family.classes}
+ELECTRA = Family(
+    classes={"electra": "Electra"},
+    prefix="electra.",
+    parts=(
+        ENCODER,
+        Part(
+            {"embeddings_project": "encoder.sentence_encoder.embed_project"},
+            wanted=lambda config: config["embedding_size"] != config["hidden_size"],
+        ),
+        CLASSIFIER,
+        Part(
+            {
+                "discriminator_predictions.dense": "encoder.rtd_head.dense",
+                "discriminator_predictions.dense_prediction": "encoder.rtd_head.out_proj",
+            },
+            mark="discriminator_predictions.dense.weight",
+            head="ForPreTraining",
+        ),
+    ),
+    activations=BERT.activations,
+    segments=2,
+    first_position=BERT.first_position,
+    two_separators=False,
+    pretraining=tuple(f"{part}." for part in PRETRAINING),
+    refused={"generator_": "ELECTRA's generator; import its discriminator (ElectraForPreTraining)"},
+    sizes={"embedding_size": "embedding_dim"},
+    pooler="gelu",
+    backbone="electra",
+    task="electra",
+)
+
+FAMILIES = {name: family for family in (BERT, ROBERTA, ELECTRA) for name in family.classes}
 
 
 def family_of(config: dict[str, Any], where: str) -> Family:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from fairseq import options
+from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_INV_REGISTRY, ARCH_MODEL_REGISTRY
@@ -59,10 +60,10 @@ def import_folder(source: Path, out: Path, arch: str, force: bool = False) -> li
     vocabulary = read_vocabulary(source, config["vocab_size"])
     weights = to_fairseq(read_tensors(source), config, family, vocabulary, str(source))
     values["segment_embeddings"] = len(weights.get(SEGMENTS, ()))
-    plain = arch not in PLAIN_ARCHS
+    plain = ARCH_MODEL_REGISTRY[arch].__module__.startswith("fairseq.")
     flags = ["--arch", arch, *_as_flags(values, plain)]
     dictionary = vocabulary.dictionary()
-    state = make_checkpoint(out, flags, dictionary, weights)
+    state = make_checkpoint(out, flags, family, dictionary, weights)
     if not plain:
         flags = ["--user-dir", str(Path(__file__).parents[1]), *flags]
     with whole_folder(out) as folder:
@@ -92,18 +93,27 @@ def check_arch(arch: str, family: Family) -> None:
 
 
 def make_checkpoint(
-    out: Path, flags: list[str], dictionary: Dictionary, weights: dict[str, Tensor]
+    out: Path,
+    flags: list[str],
+    family: Family,
+    dictionary: Dictionary,
+    weights: dict[str, Tensor],
 ) -> dict[str, Any]:
-    """A checkpoint of masked language modelling, as if no update had been made yet.
+    """A checkpoint of the family's pre-training, as if no update had been made yet.
 
-    A method's own parameters are left out: they start fresh, with the flags of the run.
+    A method's own parameters are left out: they start fresh, with the flags of the run. So is what
+    the model itself makes anew, such as ELECTRA's generator.
     """
-    config = training_config(out, flags)
-    task = TASK_REGISTRY["masked_lm"](config.task, dictionary)
+    config = training_config(out, flags, family.task)
+    task = TASK_REGISTRY[family.task](config.task, dictionary)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.common.seed)
         built = task.build_model(config.model).state_dict()
-    expected = {name: value for name, value in built.items() if not is_ours(name)}
+    expected = {
+        name: value
+        for name, value in built.items()
+        if not is_ours(name) and (name in weights or not name.startswith(family.pretraining))
+    }
     fresh = [x for x in expected if x not in weights and not x.endswith(".version")]
     if fresh:
         logger.info("no head for masked language modelling: it starts fresh")
@@ -118,7 +128,7 @@ def make_checkpoint(
         "criterion": None,
         "optimizer_history": [
             {
-                "criterion_name": "MaskedLmLoss",
+                "criterion_name": CRITERION_REGISTRY[family.task].__name__,
                 "optimizer_name": "",
                 "lr_scheduler_state": {},
                 "num_updates": 0,
@@ -133,12 +143,12 @@ def make_checkpoint(
     }
 
 
-def training_config(out: Path, flags: list[str]) -> DictConfig:
-    """What fairseq-train would make of these flags for masked language modelling."""
+def training_config(out: Path, flags: list[str], task: str) -> DictConfig:
+    """What fairseq-train would make of these flags for this task of pre-training."""
     positions = flags[flags.index("--max-positions") + 1]
-    task = ["--task", "masked_lm", "--criterion", "masked_lm", "--tokens-per-sample", positions]
+    given = ["--task", task, "--criterion", task, "--tokens-per-sample", positions]
     parser = options.get_training_parser()
-    args = options.parse_args_and_arch(parser, [str(out.resolve()), *task, *flags])
+    args = options.parse_args_and_arch(parser, [str(out.resolve()), *given, *flags])
     for flag, value in POST_NORM.items():
         if getattr(args, flag, value) != value:
             raise UsageError(f"--arch {args.arch} differs from the pretrained model in {flag}")
@@ -148,13 +158,13 @@ def training_config(out: Path, flags: list[str]) -> DictConfig:
 
 
 def _as_flags(values: dict[str, Any], plain: bool) -> list[str]:
-    """For the command line; of those that plain fairseq lacks, only what is needed."""
-    extra = [entry.name for entry in fields(EmbeddingConfig)]
+    """For the command line; plain fairseq must do without those that it lacks."""
     needed = beyond_plain(Namespace(**values))
     if plain and needed:
         raise UsageError(f"plain fairseq has no {' '.join(needed)}; use roberta_deterministic")
-    flags = " ".join(needed).split()
-    for name in [name for name in values if name not in extra]:
+    lacking = {entry.name for entry in fields(EmbeddingConfig)} if plain else ()
+    flags = []
+    for name in [name for name in values if name not in lacking]:
         flag = f"--{name.replace('_', '-')}"
         if values[name] is True:
             flags.append(flag)

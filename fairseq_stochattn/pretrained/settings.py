@@ -12,6 +12,7 @@ from fairseq_stochattn.models.embeddings import EmbeddingConfig
 from fairseq_stochattn.pretrained.families import (
     FIRST_POSITION,
     HEAD,
+    POOLING_HEAD,
     POSITIONS,
     SEGMENTS,
     TOKENS,
@@ -36,13 +37,13 @@ POST_NORM = {
     "encoder_normalize_before": False,
     "layernorm_embedding": True,
     "no_token_positional_embeddings": False,
-    "pooler_activation_fn": "tanh",
 }
 
 
 def flags_of(config: dict[str, Any], family: Family, where: str) -> dict[str, Any]:
     """The flags of the model that config.json describes, but for its segments."""
-    for key in (*SIZES, "vocab_size"):
+    sizes = SIZES | family.sizes
+    for key in (*sizes, "vocab_size"):
         if not isinstance(config.get(key), int) or config[key] < 1:
             raise UsageError(f"{where}: {key} is missing or no positive number")
     for key, possible in ONLY.items():
@@ -57,9 +58,10 @@ def flags_of(config: dict[str, Any], family: Family, where: str) -> dict[str, An
         raise UsageError(f"{where}: hidden_act '{activation}' is not known (known: {known})")
     places = config.get("max_position_embeddings", 512)
     return {
-        **{ours: config[theirs] for theirs, ours in SIZES.items()},
+        **{ours: config[theirs] for theirs, ours in sizes.items()},
         "max_positions": places - family.first_position(config),
         "activation_fn": family.activations[activation],
+        "pooler_activation_fn": family.pooler,
         **{ours: config.get(theirs, 0.1) for theirs, ours in DROPOUTS.items()},
         "layer_norm_eps": config.get("layer_norm_eps", 1e-12),
         "untie_weights_roberta": not config.get("tie_word_embeddings", True),
@@ -70,12 +72,16 @@ def config_of(
     args: Namespace, weights: dict[str, Tensor], family: Family, base: dict[str, Any]
 ) -> dict[str, Any]:
     """config.json of a model with these flags and weights; the rest of it as ``base`` has it."""
-    for flag, value in POST_NORM.items():
+    needed = dict(POST_NORM)
+    if any(name.startswith((f"classification_heads.{HEAD}.", POOLING_HEAD)) for name in weights):
+        needed["pooler_activation_fn"] = family.pooler
+    for flag, value in needed.items():
         if getattr(args, flag, value) != value:
             raise UsageError(f"{base['model_type']} is {flag} {value}, this model is not")
+    same = SIZES | family.sizes | DROPOUTS
     config = {
         **base,
-        **{theirs: getattr(args, ours) for theirs, ours in (SIZES | DROPOUTS).items()},
+        **{theirs: getattr(args, ours) for theirs, ours in same.items()},
         "vocab_size": len(weights[TOKENS]),
         "hidden_act": _activation(args.activation_fn, family, base),
         "layer_norm_eps": getattr(args, "layer_norm_eps", EmbeddingConfig.layer_norm_eps),

@@ -49,7 +49,7 @@ def to_fairseq(
     if not weights[SEGMENTS].any():
         del weights[SEGMENTS]  # those of RoBERTa, which it has for the sake of the interface
     weights = {name: value.float() for name, value in weights.items()}
-    if config.get("tie_word_embeddings", True):
+    if family.writes_tokens and config.get("tie_word_embeddings", True):
         weights[OUTPUT] = weights[TOKENS]
     pooler = weights.get(f"{POOLING_HEAD}dense.weight")
     if pooler is not None:  # a head has classes, if only none
@@ -64,9 +64,12 @@ def _renamed(
     """All tensors that fairseq has a place for; the embedding alone where it is the output too."""
     tied = config.get("tie_word_embeddings", True)
     rest = {_plain_name(name, family): value for name, value in tensors.items()}
+    for start, reason in family.refused.items():
+        if any(name.startswith(start) for name in rest):
+            raise UsageError(f"{where} holds {reason}")
     weights: dict[str, Tensor] = {}
     for part in family.parts:
-        if part.mark and part.mark not in rest:
+        if not part.wanted(config) or (part.mark and part.mark not in rest):
             continue
         if part.output:
             _take_one_output(part, rest, tied)
@@ -115,7 +118,7 @@ def to_huggingface(
     end = ""
     for part in family.parts:
         names = part.expand(config["num_hidden_layers"], tied)
-        if part.mark and names[part.mark] not in rest:
+        if not part.wanted(config) or (part.mark and names[part.mark] not in rest):
             continue
         missing = [name for name in names.values() if name not in rest]
         if missing:
@@ -128,8 +131,11 @@ def to_huggingface(
             found[f"{part.output}.bias"] = found[part.output_bias]
         tensors |= found
         end = end or part.head
+    foreign = [name for name in rest if not name.startswith(family.pretraining)]
+    if foreign:
+        raise UsageError(f"{config['model_type']} has no place for the tensor {listed(foreign)}")
     if rest:
-        raise UsageError(f"{config['model_type']} has no place for the tensor {listed(rest)}")
+        logger.info("left out, since it belongs to pre-training: %s", listed(rest))
     # Copies, since safetensors refuses tensors that share their memory.
     return {_full_name(n, family, end): v.clone() for n, v in tensors.items()}, end or "Model"
 
