@@ -1,0 +1,150 @@
+"""An imported ELECTRA in use: its generator, its classifier, and what cannot be imported."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from torch import Tensor
+
+import hub
+from fairseq_stochattn import cli
+from fairseq_stochattn.pretrained.exporting import export_folder
+from fairseq_stochattn.pretrained.families import HEAD
+from fairseq_stochattn.pretrained.folders import read_tensors
+from fairseq_stochattn.pretrained.importing import import_folder
+from fairseq_stochattn.pretrained.vocabulary import read_vocabulary
+from test_bad_input import complaint
+
+ARCH = "electra_deterministic"
+PAIRS = tuple(map(list, zip(*hub.PAIRS, strict=True)))
+
+
+@pytest.fixture(scope="module")
+def good(transformers: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A discriminator, in ``source``, and imported, in ``out``."""
+    folder = tmp_path_factory.mktemp("electra")
+    hub.write_model(folder / "source", "ElectraForPreTraining", embedding_size=16)
+    import_folder(folder / "source", folder / "out", ARCH)
+    return folder
+
+
+def load(folder: Path) -> torch.nn.Module:
+    return checkpoint_utils.load_model_ensemble([str(folder / "model.pt")])[0][0]
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return set(left) == set(right) and all(torch.equal(left[x], right[x]) for x in left)
+
+
+def test_the_generator_starts_fresh_and_does_not_come_back(
+    good: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is no part of the import; a checkpoint of continued pre-training has it, the export not.
+
+    It shares the discriminator's embeddings, so these must not be taken for its own.
+    """
+    state = torch.load(good / "out" / "model.pt", weights_only=True)
+    assert not any(name.startswith("generator.") for name in state["model"])
+    assert state["optimizer_history"][0]["criterion_name"] == "ElectraCriterion"
+    with caplog.at_level(logging.INFO):
+        model = load(good / "out")
+    assert "generator.* is new: keeping its initial parameters" in caplog.text
+    assert "encoder.rtd_head.* is new" not in caplog.text
+    shared = model.generator.sentence_encoder.embed_tokens.weight
+    assert shared is model.encoder.sentence_encoder.embed_tokens.weight
+    assert torch.equal(shared, state["model"]["encoder.sentence_encoder.embed_tokens.weight"])
+    shutil.copytree(good / "out", tmp_path / "run")
+    state["model"] = model.state_dict()
+    assert any(name.startswith("generator.") for name in state["model"])
+    torch.save(state, tmp_path / "run" / "model.pt")
+    export_folder(tmp_path / "run" / "model.pt", tmp_path / "back")
+    assert "left out, since it belongs to pre-training: generator." in caplog.text
+    assert same(read_tensors(tmp_path / "back"), read_tensors(good / "source"))
+
+
+def test_an_encoder_alone_gets_a_new_head(
+    transformers: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.write_model(tmp_path / "source", "ElectraModel", embedding_size=16)
+    import_folder(tmp_path / "source", tmp_path / "out", ARCH)
+    with caplog.at_level(logging.INFO):
+        head = load(tmp_path / "out").encoder.rtd_head
+    assert "encoder.rtd_head.* is new: keeping its initial parameters" in caplog.text
+    assert 0.01 < head.dense.weight.std() < 0.03
+
+
+def test_the_classifier_computes_what_transformers_computes(
+    transformers: ModuleType, tmp_path: Path
+) -> None:
+    """ELECTRA's head has gelu where BERT's and RoBERTa's have tanh."""
+    source, out, back = (tmp_path / name for name in ("source", "out", "back"))
+    name = "ElectraForSequenceClassification"
+    theirs = hub.write_model(source, name, embedding_size=16, num_labels=3)
+    flags = import_folder(source, out, ARCH)
+    assert flags[flags.index("--pooler-activation-fn") + 1] == "gelu"
+    path = str(out / "model.pt")
+    state = checkpoint_utils.load_checkpoint_to_cpu(path, {"load_checkpoint_heads": True})
+    (ours,), _ = checkpoint_utils.load_model_ensemble([path], state=state)
+    batch = hub.encode(source, *PAIRS)
+    numbers = read_vocabulary(source, theirs.config.vocab_size).numbers
+    tokens = torch.tensor(numbers).argsort()[batch["input_ids"]]
+    with torch.no_grad():
+        found = ours.eval()(tokens, classification_head_name=HEAD)[0]
+        torch.testing.assert_close(found, theirs(**batch).logits, rtol=0, atol=1e-4)
+    export_folder(out / "model.pt", back)
+    assert same(read_tensors(back), read_tensors(source))
+    auto = transformers.AutoModelForSequenceClassification
+    again, report = auto.from_pretrained(back, output_loading_info=True)
+    assert not any(report.values()), report
+    assert type(again) is type(theirs)
+
+
+def refusal(source: Path, out: Path, arch: str = ARCH) -> str:
+    message = complaint(cli.import_main, [str(source), str(out), "--arch", arch])
+    assert not out.exists()
+    return message
+
+
+def test_folders_that_are_no_discriminator(good: Path, tmp_path: Path) -> None:
+    hub.write_model(tmp_path / "generator", "ElectraForMaskedLM", embedding_size=16)
+    cause = "holds ELECTRA's generator; import its discriminator (ElectraForPreTraining)"
+    assert cause in refusal(tmp_path / "generator", tmp_path / "out")
+    assert "use electra_<method>" in refusal(
+        good / "source", tmp_path / "out", "roberta_deterministic"
+    )
+    project = "electra.embeddings_project.weight"
+    source = shutil.copytree(good / "source", tmp_path / "source")
+    hub.change_config(source, embedding_size=24)
+    assert "no place for: embeddings_project." in refusal(source, tmp_path / "out")
+    hub.change_config(source, embedding_size=None)
+    assert "embedding_size is missing or no positive" in refusal(source, tmp_path / "out")
+    hub.change_config(source, embedding_size=16)
+    hub.change_tensors(source, lambda tensors: tensors.pop(project))
+    assert "lacks the tensor embeddings_project.weight" in refusal(source, tmp_path / "out")
+
+
+def test_checkpoints_that_are_no_electra(good: Path, tmp_path: Path) -> None:
+    """A configuration of another family, and a head with another activation."""
+    other = shutil.copytree(good / "out", tmp_path / "other")
+    hub.change_config(other, model_type="bert")
+    state = torch.load(other / "model.pt", weights_only=True)
+    state["cfg"]["model"]["pooler_activation_fn"] = "tanh"
+    torch.save(state, tmp_path / "tanh.pt")  # without a head it does not matter
+    like = ["--to", "huggingface", "--like", str(good / "out")]
+    assert cli.export_main([str(tmp_path / "tanh.pt"), str(tmp_path / "fine"), *like]) == 0
+    head = {"dense.weight": (24, 24), "dense.bias": (24,), "out_proj.weight": (2, 24)}
+    for name, shape in {**head, "out_proj.bias": (2,)}.items():
+        state["model"][f"classification_heads.{HEAD}.{name}"] = torch.zeros(shape)
+    torch.save(state, tmp_path / "tanh.pt")
+    for arguments, cause in (
+        ([other / "model.pt", tmp_path / "back", *like[:2]], "is that of bert, the checkpoint is"),
+        ([tmp_path / "tanh.pt", tmp_path / "back", *like], "electra is pooler_activation_fn gelu"),
+    ):
+        assert cause in complaint(cli.export_main, [str(x) for x in arguments])
+        assert not (tmp_path / "back").exists()
