@@ -64,11 +64,11 @@ def export_main(argv: Sequence[str] | None = None) -> int:
 
 
 def import_main(argv: Sequence[str] | None = None) -> int:
-    """Write a pretrained encoder in Hugging Face's layout (BERT, RoBERTa) as a checkpoint."""
+    """Write a pretrained BERT, RoBERTa or ELECTRA in Hugging Face's layout as a checkpoint."""
     parser = argparse.ArgumentParser(prog="stochattn-import", description=import_main.__doc__)
     parser.add_argument("source", type=Path, help="folder with config.json, weights, tokenizer")
     parser.add_argument("output", type=Path, help="folder to write: model.pt, dict.txt, tokenizer")
-    parser.add_argument("--arch", required=True, help="for instance roberta_babn, or plain roberta")
+    parser.add_argument("--arch", required=True, help="such as roberta_babn, electra_babn, roberta")
     parser.add_argument("--force", action="store_true", help="overwrite an earlier import")
     args = parser.parse_args(argv)
     logging.getLogger("hydra").setLevel(logging.WARNING)  # fairseq shows the log at every level

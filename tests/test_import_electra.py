@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -12,13 +13,16 @@ import torch
 from fairseq import checkpoint_utils
 from torch import Tensor
 
+import commands
 import hub
+import prepare_text
 from fairseq_stochattn import cli
 from fairseq_stochattn.pretrained.exporting import export_folder
 from fairseq_stochattn.pretrained.families import HEAD
 from fairseq_stochattn.pretrained.folders import read_tensors
 from fairseq_stochattn.pretrained.importing import import_folder
 from fairseq_stochattn.pretrained.vocabulary import read_vocabulary
+from running_text import as_text, prepare, story
 from test_bad_input import complaint
 
 ARCH = "electra_deterministic"
@@ -42,30 +46,38 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
     return set(left) == set(right) and all(torch.equal(left[x], right[x]) for x in left)
 
 
-def test_the_generator_starts_fresh_and_does_not_come_back(
-    good: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_pre_training_goes_on_with_a_new_generator(
+    good: Path, transformers: ModuleType, tmp_path: Path
 ) -> None:
-    """It is no part of the import; a checkpoint of continued pre-training has it, the export not.
-
-    It shares the discriminator's embeddings, so these must not be taken for its own.
-    """
-    state = torch.load(good / "out" / "model.pt", weights_only=True)
-    assert not any(name.startswith("generator.") for name in state["model"])
-    assert state["optimizer_history"][0]["criterion_name"] == "ElectraCriterion"
-    with caplog.at_level(logging.INFO):
-        model = load(good / "out")
-    assert "generator.* is new: keeping its initial parameters" in caplog.text
-    assert "encoder.rtd_head.* is new" not in caplog.text
-    shared = model.generator.sentence_encoder.embed_tokens.weight
-    assert shared is model.encoder.sentence_encoder.embed_tokens.weight
-    assert torch.equal(shared, state["model"]["encoder.sentence_encoder.embed_tokens.weight"])
-    shutil.copytree(good / "out", tmp_path / "run")
-    state["model"] = model.state_dict()
-    assert any(name.startswith("generator.") for name in state["model"])
-    torch.save(state, tmp_path / "run" / "model.pt")
-    export_folder(tmp_path / "run" / "model.pt", tmp_path / "back")
-    assert "left out, since it belongs to pre-training: generator." in caplog.text
+    """From --restore-file; the generator is no part of the import, nor of the export afterwards."""
+    text = tmp_path / "text.txt"
+    text.write_text(as_text([story(n) for n in range(12)]))
+    tokenizer = ("--subwords", "tokenizer", "--tokenizer", good / "out")
+    data = prepare(
+        prepare_text.main, tmp_path / "data", "--train", text, "--valid", text, *tokenizer
+    )
+    flags = json.loads((good / "out" / "manifest.json").read_text())["model"]["flags"].split()
+    task = ("--task", "electra", "--criterion", "electra", "--tokens-per-sample", 64)
+    more = ("--restore-file", good / "out" / "model.pt", "--sample-break-mode", "complete")
+    quiet = ("--lr", 0, "--max-update", 1, "--batch-size", 2)
+    output = commands.train(data, tmp_path / "run", *flags, *task, *more, *quiet, user_dir=None)
+    assert "generator.* is new: keeping its initial parameters" in output.text
+    assert "encoder.rtd_head.* is new" not in output.text
+    run = tmp_path / "run" / "checkpoint_last.pt"
+    before, after = (
+        torch.load(path, weights_only=True)["model"] for path in (good / "out" / "model.pt", run)
+    )
+    assert not any(name.startswith("generator.") for name in before)
+    assert same(before, {name: after[name] for name in before})
+    tokens = "sentence_encoder.embed_tokens.weight"  # shared
+    assert torch.equal(after[f"generator.{tokens}"], before[f"encoder.{tokens}"])
+    export_folder(run, tmp_path / "back", like=good / "out")
     assert same(read_tensors(tmp_path / "back"), read_tensors(good / "source"))
+    export_folder(run, tmp_path / "bare")  # neither tokenizer nor config.json
+    auto = transformers.AutoModelForPreTraining
+    theirs, report = auto.from_pretrained(tmp_path / "bare", output_loading_info=True)
+    assert not any(report.values()), report
+    assert type(theirs) is transformers.ElectraForPreTraining
 
 
 def test_an_encoder_alone_gets_a_new_head(
