@@ -103,7 +103,8 @@ def methods_main(argv: Sequence[str] | None = None) -> int:
             print(f"\n{name}: {(model.__doc__ or '').strip().splitlines()[0]}")
             shown = ARCH_MODEL_INV_REGISTRY[name] if args.archs else [name]
             print("\n".join(f"  --arch {arch}" for arch in shown))
-            print("\n".join(_flags(MODEL_DATACLASS_REGISTRY[name])))
+            parts = getattr(model, "own_flags", None) or [MODEL_DATACLASS_REGISTRY[name]]
+            print("\n".join(line for part in parts for line in _flags(part)))
     passed_on = {e.name for x in WRAPPABLE for e in fields(criterion_config(x))}
     for name, criterion in CRITERION_REGISTRY.items():
         if criterion.__module__.startswith(fairseq_stochattn.__name__):

@@ -81,7 +81,8 @@ def to_plain(state: dict[str, Any]) -> dict[str, Any]:
     config, arch = state.get("cfg") or {}, arch_of(state)
     if arch not in PLAIN_ARCHS:
         raise UsageError(f"nothing to export: '{arch}' is no arch of fairseq with our attention")
-    _refuse_own_task(as_dict(config.get("task")).get("_name"))
+    if ARCH_MODEL_REGISTRY[PLAIN_ARCHS[arch]].__module__.startswith("fairseq."):
+        _refuse_own_task(as_dict(config.get("task")).get("_name"))
     args = flags_of(state, arch)
     backbone = ARCH_MODEL_REGISTRY[arch].backbone
     known = {entry.name for entry in fields(backbone.plain_config())}

@@ -214,7 +214,7 @@ def test_methods_tag_and_choose(
     flags = ("--arch", f"roberta_{method}", *SMALL, "--criterion", criterion, *SHORT)
     weights = ("--kl-weight", 0.1, "--kl-anneal-updates", 0) if criterion == "elbo" else ()
     if criterion == "alignment":
-        weights = ("--alignment-weight", 0.5)
+        weights = ("--alignment-weight", 2)
     more = sizes.TAGGING if task == "tagging" else sizes.CHOICE
     output = commands.train(data, tmp_path, *more, *flags, *weights, "--no-save")
     term = {"elbo": "kl", "alignment": "align"}[criterion]

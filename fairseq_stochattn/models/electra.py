@@ -11,7 +11,7 @@ import logging
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -53,6 +53,8 @@ class ElectraConfig(FairseqDataclass):
 class ElectraModel(RobertaModel):
     """The discriminator as a RoBERTa model, and in pre-training the generator."""
 
+    own_flags: ClassVar[tuple[type[FairseqDataclass], ...]] = (EmbeddingConfig, ElectraConfig)
+
     def __init__(
         self, args: Namespace, encoder: Discriminator, generator: Generator | None = None
     ) -> None:
@@ -64,7 +66,7 @@ class ElectraModel(RobertaModel):
     @staticmethod
     def add_args(parser: Any) -> None:
         RobertaModel.add_args(parser)
-        flags = join_configs("ElectraFlags", EmbeddingConfig, ElectraConfig)
+        flags = join_configs("ElectraFlags", *ElectraModel.own_flags)
         gen_parser_from_dataclass(parser, flags(), delete_default=True)
 
     @classmethod
