@@ -1,10 +1,12 @@
-"""Gradient reversal (Ganin and Lempitsky 2015): one backward, one optimizer, two opponents."""
+"""Gradients of our own: the reversal (Ganin and Lempitsky 2015), by which one backward and one
+optimizer serve two opponents, and a highway layer whose backward writes in place."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -28,3 +30,42 @@ def reverse_gradient(x: Tensor, strength: float = 1.0) -> Tensor:
     parameters it turns that network against everybody else, who still share one descent (CT).
     """
     return _ReverseGradient.apply(x, strength)
+
+
+def plain_highway(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """τ ⊙ ReLU(Φ_h(x)) + (1 − τ) ⊙ x with τ = σ(Φ_τ(x)); the rows of weight are Φ_τ, then Φ_h."""
+    gate, transform = F.linear(x, weight, bias).chunk(2, dim=-1)
+    return torch.lerp(x, transform.relu(), gate.sigmoid())
+
+
+class _Highway(torch.autograd.Function):
+    """``plain_highway`` of rows x (N, d), with half the passes over memory in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        both = torch.addmm(bias, x, weight.t())  # (N, 2d)
+        gate, transform = both.chunk(2, dim=1)
+        gate.sigmoid_()
+        transform.relu_()
+        ctx.save_for_backward(x, weight, bias, both)
+        return torch.lerp(x, transform, gate)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
+        x, weight, bias, both = ctx.saved_tensors
+        if torch.is_grad_enabled():  # somebody will differentiate this gradient again
+            out = plain_highway(x, weight, bias)
+            return torch.autograd.grad(out, (x, weight, bias), dy, create_graph=True)
+        gate, transform = both.chunk(2, dim=1)
+        slope = torch.empty_like(both)
+        of_gate, of_transform = slope.chunk(2, dim=1)
+        torch.mul(dy, gate, out=of_transform)
+        dx = dy - of_transform  # (1 − τ)·dy
+        torch.sub(transform, x, out=of_gate).mul_(gate).mul_(dx)  # σ' = τ(1 − τ)
+        of_transform.mul_(transform > 0)
+        return dx.addmm_(slope, weight), slope.t() @ x, slope.sum(dim=0)
+
+
+def highway(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """``plain_highway``, faster; x (…, d)."""
+    return _Highway.apply(x.flatten(0, -2), weight, bias).view_as(x)

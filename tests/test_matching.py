@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fairseq_stochattn.attention.alignment import AlignmentConfig
 from fairseq_stochattn.attention.matching import Tokens, build_matcher, pack, run
-from fairseq_stochattn.gradients import reverse_gradient
+from fairseq_stochattn.gradients import highway, plain_highway, reverse_gradient
 from fairseq_stochattn.transport import conditional_transport, cosine_cost
 
 PADDING = torch.arange(6) >= torch.tensor([6, 4, 1])[:, None]  # (3, 6)
@@ -40,6 +40,21 @@ def test_reversal() -> None:
     assert torch.equal(x, y)
     y.square().sum().backward()
     assert torch.equal(x.grad, -x.detach())
+
+
+def test_the_highway_has_the_gradient_of_its_formula_twice() -> None:
+    """In double precision, against differences and against autograd on the formula itself."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = (5, 2, 4), (8, 4), (8,)
+    given = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
+    for tensor in given:
+        tensor.requires_grad_()
+    torch.testing.assert_close(highway(*given), plain_highway(*given))
+    dy = torch.randn(shapes[0], generator=generator, dtype=torch.float64)
+    fast, slow = (torch.autograd.grad(f(*given), given, dy) for f in (highway, plain_highway))
+    torch.testing.assert_close(fast, slow)
+    assert torch.autograd.gradcheck(highway, given)
+    assert torch.autograd.gradgradcheck(highway, given)
 
 
 def test_packing_leaves_padding_out() -> None:

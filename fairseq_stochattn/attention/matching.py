@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fairseq_stochattn.distributions import at_least_float
-from fairseq_stochattn.gradients import reverse_gradient
+from fairseq_stochattn.gradients import highway, reverse_gradient
 from fairseq_stochattn.transport import (
     conditional_transport,
     cosine_cost,
@@ -93,8 +93,7 @@ class Highway(nn.Module):
         self.gate_and_transform = nn.Linear(dim, 2 * dim)  # Φ_τ and Φ_h, in one product
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, transform = self.gate_and_transform(x).chunk(2, dim=-1)
-        return torch.lerp(x, transform.relu(), gate.sigmoid())
+        return highway(x, self.gate_and_transform.weight, self.gate_and_transform.bias)
 
 
 def mlp(dim: int, hidden: int, out: int) -> list[nn.Module]:
