@@ -1,5 +1,5 @@
 """Gradients of our own: the reversal (Ganin and Lempitsky 2015), by which one backward and one
-optimizer serve two opponents, and a highway layer whose backward writes in place."""
+optimizer serve two opponents; a highway layer and a gathering whose backward writes in place."""
 
 from __future__ import annotations
 
@@ -62,10 +62,52 @@ class _Highway(torch.autograd.Function):
         torch.mul(dy, gate, out=of_transform)
         dx = dy - of_transform  # (1 − τ)·dy
         torch.sub(transform, x, out=of_gate).mul_(gate).mul_(dx)  # σ' = τ(1 − τ)
-        of_transform.mul_(transform > 0)
+        torch.ops.aten.threshold_backward(of_transform, transform, 0, grad_input=of_transform)
         return dx.addmm_(slope, weight), slope.t() @ x, slope.sum(dim=0)
 
 
 def highway(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """``plain_highway``, faster; x (…, d)."""
     return _Highway.apply(x.flatten(0, -2), weight, bias).view_as(x)
+
+
+class _GatherRows(torch.autograd.Function):
+    """Rows of two tensors behind each other, in one pass; their gradients are written once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, a: Tensor, b: Tensor, in_a: Tensor | None, in_b: Tensor | None, strength: float
+    ) -> Tensor:
+        ctx.indices, ctx.lengths, ctx.strength = (in_a, in_b), (len(a), len(b)), strength
+        counts = [len(x if i is None else i) for x, i in ((a, in_a), (b, in_b))]
+        rows = a.new_empty((sum(counts), *a.shape[1:]))
+        for x, index, place in zip((a, b), ctx.indices, rows.split(counts), strict=True):
+            if index is None:
+                place.copy_(x)
+            else:
+                torch.index_select(x, 0, index, out=place)
+        ctx.counts = counts
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.strength != 1:
+            gradient = gradient * ctx.strength
+        back = []
+        for part, index, length in zip(
+            gradient.split(ctx.counts), ctx.indices, ctx.lengths, strict=True
+        ):
+            if index is not None:
+                part = part.new_zeros((length, *part.shape[1:])).index_copy_(0, index, part)
+            back.append(part)
+        return *back, None, None, None
+
+
+def gather_rows(
+    a: Tensor, b: Tensor, in_a: Tensor | None, in_b: Tensor | None, strength: float = 1.0
+) -> Tensor:
+    """Rows ``in_a`` of a, then rows ``in_b`` of b (None: all of them), no row named twice.
+
+    The gradient is ``strength`` times the one that arrives: −1 reverses it.
+    """
+    return _GatherRows.apply(a, b, in_a, in_b, strength)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fairseq_stochattn.attention.alignment import AlignmentConfig
 from fairseq_stochattn.attention.matching import Tokens, build_matcher, pack, run
-from fairseq_stochattn.gradients import highway, plain_highway, reverse_gradient
+from fairseq_stochattn.gradients import gather_rows, highway, plain_highway, reverse_gradient
 from fairseq_stochattn.transport import conditional_transport, cosine_cost
 
 PADDING = torch.arange(6) >= torch.tensor([6, 4, 1])[:, None]  # (3, 6)
@@ -55,6 +55,25 @@ def test_the_highway_has_the_gradient_of_its_formula_twice() -> None:
     torch.testing.assert_close(fast, slow)
     assert torch.autograd.gradcheck(highway, given)
     assert torch.autograd.gradgradcheck(highway, given)
+
+
+def test_gathered_rows_send_their_gradient_home() -> None:
+    """Against indexing and concatenation, in double precision, once and twice."""
+    a, b = (torch.randn(n, 2, 3, dtype=torch.float64, requires_grad=True) for n in (5, 4))
+    some = torch.tensor([4, 0, 2])
+    for in_a, in_b in ((some, None), (None, some), (some, some), (None, None)):
+        rows = gather_rows(a, b, in_a, in_b, strength=-2.0)
+        parts = (x if index is None else x[index] for x, index in ((a, in_a), (b, in_b)))
+        expected = torch.cat(list(parts))
+        assert torch.equal(rows, expected)
+        dy = torch.randn_like(rows)
+        found = torch.autograd.grad(rows, (a, b), -0.5 * dy)
+        torch.testing.assert_close(found, torch.autograd.grad(expected, (a, b), dy))
+
+        def forward(x: Tensor, y: Tensor, at: Tensor | None = in_a) -> Tensor:
+            return gather_rows(x, y, at, None)
+
+        assert torch.autograd.gradgradcheck(forward, (a, b))
 
 
 def test_packing_leaves_padding_out() -> None:
@@ -135,7 +154,7 @@ def test_the_penalty_is_the_squared_slope() -> None:
         return run(gan.d, x, rate=gan.rate).squeeze(-1)  # (N, H)
 
     total = 0.0
-    x = torch.stack([q[0, :, 0], q[0, :, 32], k[0, :, 30]]).detach()  # 34 queries, 34 keys
+    x = torch.stack([q[0, :, 0], q[0, :, 32], k[0, :, 0], k[0, :, 32]]).detach()  # of 34 each
     for axis in torch.eye(4, dtype=x.dtype) * 1e-6:
         slope = (d(x + axis) - d(x - axis)) / 2e-6
         total += 0.3 * slope.square().sum().item() / slope.numel()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fairseq_stochattn.distributions import at_least_float
-from fairseq_stochattn.gradients import highway, reverse_gradient
+from fairseq_stochattn.gradients import gather_rows, highway, reverse_gradient
 from fairseq_stochattn.transport import (
     conditional_transport,
     cosine_cost,
@@ -44,12 +44,15 @@ class Tokens:
         # Positions of the real tokens among all L·B: fairseq's projections lie that way in memory.
         self.index = None if padding is None else keep.t().flatten().nonzero().squeeze(1)
         self.length, self.batch = length, batch
+        self.count = length * batch if self.index is None else len(self.index)
 
-    def positions(self) -> Tensor:
-        """(N,): of the real tokens."""
-        if self.index is not None:
-            return self.index
-        return torch.arange(self.length * self.batch, device=self.mass.device)
+    def some(self, x: Tensor, stride: int) -> Tensor:
+        """Every so many of the real tokens of x (B, H, L, d): (n, H, d)."""
+        rows = x.permute(2, 0, 1, 3)  # (L, B, H, d)
+        if self.index is None:
+            return rows.flatten(0, 1)[::stride]
+        index = self.index[::stride]
+        return rows[index // self.batch, index % self.batch]
 
     def unpack(self, rows: Tensor) -> Tensor:
         """(N, H, e) → (B, H, L, e), 0 at padding."""
@@ -59,15 +62,16 @@ class Tokens:
         return rows.unflatten(0, (self.length, self.batch)).permute(1, 2, 0, 3)
 
 
-def pack(q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> tuple[Tensor, list[int]]:
-    """All real queries, then all real keys, (N, H, d), and how many there are of each."""
-    rows = torch.cat([x.permute(2, 0, 1, 3) for x in (q, k)]).flatten(0, 1)  # ((T + S)·B, H, d)
-    sides = [side.length * side.batch for side in (queries, keys)]
-    if queries.index is None and keys.index is None:
-        return rows, sides
-    real = [side.positions() for side in (queries, keys)]
-    rows = rows.index_select(0, torch.cat([real[0], real[1] + sides[0]]))
-    return rows, [len(index) for index in real]
+def pack(
+    q: Tensor, k: Tensor, queries: Tokens, keys: Tokens, reverse: bool = False
+) -> tuple[Tensor, list[int]]:
+    """All real queries, then all real keys, (N, H, d), and how many there are of each.
+
+    With ``reverse`` those who made them climb what lies behind descends.
+    """
+    sides = [x.permute(2, 0, 1, 3).flatten(0, 1) for x in (q, k)]  # (L·B, H, d) each
+    rows = gather_rows(*sides, queries.index, keys.index, -1.0 if reverse else 1.0)
+    return rows, [queries.count, keys.count]
 
 
 def run(network: nn.Module, x: Tensor, adversary: bool = False, rate: float = 1.0) -> Tensor:
@@ -144,8 +148,8 @@ class Discriminator(Matcher):
 
     def forward(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor:
         """−E_q log D(q) − E_k log(1 − D(k)), (B, H): D descends, queries and keys climb."""
-        rows, sides = pack(q, k, queries, keys)
-        of_q, of_k = run(self.d, reverse_gradient(rows), rate=self.rate).split(sides)
+        rows, sides = pack(q, k, queries, keys, reverse=True)
+        of_q, of_k = run(self.d, rows, rate=self.rate).split(sides)
         of_q, of_k = queries.unpack(of_q).squeeze(-1), keys.unpack(of_k).squeeze(-1)  # (B, H, L)
         taken_for_keys = (F.softplus(-of_q) * queries.mass).sum(dim=-1)
         taken_for_queries = (F.softplus(of_k) * keys.mass).sum(dim=-1)
@@ -155,8 +159,8 @@ class Discriminator(Matcher):
         """R1 on both sides: γ/2·E_q ‖∇D(q)‖² + γ/2·E_k ‖∇D(k)‖², D before the sigmoid."""
         if self.gamma == 0:
             return None
-        rows, _ = pack(q.detach(), k.detach(), queries, keys)
-        x = rows[::PENALTY_STRIDE].requires_grad_()
+        some = [tokens.some(x, PENALTY_STRIDE) for tokens, x in ((queries, q), (keys, k))]
+        x = torch.cat(some).detach().requires_grad_()
         out = run(self.d, x, rate=self.rate).sum()
         (slope,) = torch.autograd.grad(out, x, create_graph=True)
         return self.gamma * slope.square().sum(dim=-1).mean()
