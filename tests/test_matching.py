@@ -59,7 +59,7 @@ def test_the_highway_has_the_gradient_of_its_formula_twice() -> None:
 
 def test_gathered_rows_send_their_gradient_home() -> None:
     """Against indexing and concatenation, in double precision, once and twice."""
-    a, b = (torch.randn(n, 2, 3, dtype=torch.float64, requires_grad=True) for n in (5, 4))
+    a, b = (torch.randn(n, 2, 3, dtype=torch.float64, requires_grad=True) for n in (5, 6))
     some = torch.tensor([4, 0, 2])
     for in_a, in_b in ((some, None), (None, some), (some, some), (None, None)):
         rows = gather_rows(a, b, in_a, in_b, strength=-2.0)
