@@ -38,7 +38,19 @@ def _harmless_classes() -> list[Any]:
     types = [dict, list, int, float, str, bool]  # named in the metadata of configurations
     # Stands for a tensor where the first rank tells the others what it has read.
     between_ranks = [_TensorPlaceholder]
-    return [Namespace, *config, *counters, defaultdict, *types, *between_ranks]
+    others = [*counters, *types, *between_ranks, *_numpy_numbers()]
+    return [Namespace, *config, defaultdict, *others]
+
+
+def _numpy_numbers() -> list[Any]:
+    """A best score that scikit-learn computed (F1, Matthews, Spearman) is a number of numpy's.
+
+    numpy 2 has moved the function that rebuilds one; checkpoints know it by either name.
+    """
+    scalar = np.float64(0).__reduce__()[0]
+    names = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")
+    kinds = [type(np.dtype(kind)) for kind in ("float32", "float64", "int64", "bool")]
+    return [np.dtype, *kinds, *((scalar, name) for name in names)]
 
 
 def load_checkpoints_safely() -> None:

@@ -29,8 +29,10 @@ MIXED = {"a": [1, 2.5, "x", None, True], "b": {"c": "${a.0}"}}
         OmegaConf.create(MIXED),
         [AverageMeter(round=3), TimeMeter(), StopwatchMeter()],
         _TensorPlaceholder(3),
+        np.float64(0.25),
+        np.float32(0.5),
     ],
-    ids=["argparse", "omegaconf", "meters", "between ranks"],
+    ids=["argparse", "omegaconf", "meters", "between ranks", "score", "single score"],
 )
 def test_what_fairseq_writes_is_loaded(content: object, tmp_path: Path) -> None:
     torch.save({"extra_state": content}, tmp_path / "checkpoint.pt")
