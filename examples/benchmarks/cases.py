@@ -1,0 +1,98 @@
+"""What is compared: every method with plain fairseq of the same configuration, and the aims."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Where a method's name goes into the arch; a tuple of flags each, for fairseq-train.
+BACKBONES: dict[str, tuple[str, ...]] = {
+    # 6 + 6 layers of 512, four heads.
+    "transformer": (
+        *("--task", "translation", "--arch", "transformer{}_iwslt_de_en"),
+        *("--share-decoder-input-output-embed", "--label-smoothing", "0.1"),
+        *("--criterion", "label_smoothed_cross_entropy"),
+    ),
+    # Two layers a side of the same width: for the lengths, where only growth is asked.
+    "shallow": (
+        *("--task", "translation", "--arch", "transformer{}_iwslt_de_en"),
+        *("--encoder-layers", "2", "--decoder-layers", "2", "--label-smoothing", "0.1"),
+        *("--share-decoder-input-output-embed", "--criterion", "label_smoothed_cross_entropy"),
+    ),
+    "lstm": (
+        *("--task", "translation", "--arch", "lstm{}_iwslt_de_en"),
+        *("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1"),
+    ),
+    # MiniLM's shape: six layers of 384, twelve heads.
+    "roberta": (
+        *("--task", "sentence_prediction", "--arch", "roberta{}", "--num-classes", "2"),
+        *("--encoder-layers", "6", "--encoder-embed-dim", "384"),
+        *("--encoder-ffn-embed-dim", "1536", "--encoder-attention-heads", "12"),
+        *("--criterion", "sentence_prediction", "--max-positions", "512"),
+    ),
+    "transformer_lm": (
+        *("--task", "language_modeling", "--arch", "transformer_lm{}"),
+        *("--decoder-layers", "6", "--decoder-attention-heads", "8"),
+        *("--criterion", "cross_entropy", "--share-decoder-input-output-embed"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a method is asked for, on top of a backbone's flags."""
+
+    infix: str = ""
+    flags: tuple[str, ...] = ()
+
+
+METHODS: dict[str, Method] = {
+    "deterministic": Method("_deterministic"),
+    "babn": Method("_babn", ("--criterion", "elbo")),
+    "bam": Method("_bam", ("--criterion", "elbo")),
+    "gan": Method("_alignment", ("--criterion", "alignment", "--alignment", "gan")),
+    "ct": Method("_alignment", ("--criterion", "alignment", "--alignment", "ct")),
+    "ot": Method("_alignment", ("--criterion", "alignment", "--alignment", "ot")),
+    "repulsive": Method("", ("--optimizer", "repulsive", "--repulsive-base", "adam")),
+}
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A row of the table: the most a step may cost, and what others pay."""
+
+    method: str
+    backbone: str
+    length: int
+    train: float
+    paper: str = "–"
+    released: str = "–"
+
+
+AIMS = (
+    Aim("deterministic", "transformer", 64, 1.00),
+    Aim("babn", "transformer", 30, 1.12, "1.38 (LSTM), 1.58 (ALBERT)", "3.68 (module)"),
+    Aim("babn", "transformer", 128, 1.30, "1.38 (LSTM), 1.58 (ALBERT)", "3.68 (module)"),
+    Aim("bam", "transformer", 64, 1.08, "1.25, 1.35", "1.04–1.09, no KL gradient"),
+    Aim("gan", "transformer", 64, 1.12, "1.24", "1.21"),
+    Aim("ct", "transformer", 64, 1.20, "1.44", "1.37"),
+    Aim("ot", "transformer", 64, 1.60, "–", "does not run"),
+    Aim("repulsive", "transformer", 64, 1.03, "1.13–1.18", "–"),
+    Aim("babn", "lstm", 30, 1.25, "1.38", "–"),
+)
+GENERATION_AIMS = {"babn": 1.10}  # all others 1.02
+GENERATION_AIM = 1.02
+LENGTHS = (30, 64, 128, 256, 512)
+
+
+def flags_of(backbone: str, method: str | None = None) -> list[str]:
+    """fairseq-train's flags for a method on a backbone; None is plain fairseq.
+
+    Of a flag that is given twice the later counts, so a method's criterion replaces the plain one.
+    """
+    chosen = METHODS[method] if method else Method()
+    return [flag.format(chosen.infix) for flag in BACKBONES[backbone]] + list(chosen.flags)
+
+
+def arch_of(backbone: str, method: str | None = None) -> str:
+    flags = flags_of(backbone, method)
+    return flags[flags.index("--arch") + 1]
