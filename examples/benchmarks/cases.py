@@ -81,6 +81,7 @@ AIMS = (
 )
 GENERATION_AIMS = {"babn": 1.10}  # all others 1.02
 GENERATION_AIM = 1.02
+MEMORY_AIMS = {"babn": 1.35}
 LENGTHS = (30, 64, 128, 256, 512)
 
 

@@ -1,8 +1,8 @@
 """Every method against plain fairseq of the same configuration, side by side in one process.
 
-    python examples/benchmarks/speed.py                      # the table of aims
+    python examples/benchmarks/speed.py                      # everything, as `make bench`
     python examples/benchmarks/speed.py --methods babn ct --backbones roberta --lengths 64 256
-    python examples/benchmarks/speed.py --parts growth memory --output speed.json
+    python examples/benchmarks/speed.py --parts memory --output memory.json
 
 Ratios are medians over pairs of neighbouring steps, with their quartiles. See README.md here.
 """
@@ -26,11 +26,13 @@ from cases import (
     GENERATION_AIM,
     GENERATION_AIMS,
     LENGTHS,
+    MEMORY_AIMS,
     METHODS,
     arch_of,
     flags_of,
 )
 from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.trainer import Trainer
 from modules import attention_module_ratio, electra_gathering_ratio
 from peak import peak_memory
 from timing import Ratio, keep_memory, paired_ratio
@@ -38,55 +40,80 @@ from workload import generation, make_trainer, training_step, write_dictionaries
 
 PARTS = ("train", "generate", "growth", "memory", "modules")
 GROWING = ("babn", "bam", "gan", "ct", "ot")
-MEMORY_LENGTH = 128
+MEMORY_LENGTH, GENERATED_LENGTH = 128, 32
 
 
 class Bench:
-    """Runs comparisons and keeps plain trainers, which several methods share."""
+    """Runs comparisons, prints each and keeps them as rows."""
 
     def __init__(self, data: Path, pairs: int) -> None:
         self.data, self.pairs = data, pairs
-        self.results: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = []
 
-    def trainer(self, backbone: str, method: str | None = None) -> Any:
-        return make_trainer(self.data, flags_of(backbone, method))
+    def trainers(self, backbone: str, method: str) -> tuple[Trainer, Trainer]:
+        """Of plain fairseq, and of the method."""
+        return tuple(make_trainer(self.data, flags_of(backbone, m)) for m in (None, method))
 
-    def train(self, method: str, backbone: str, length: int, pairs: int | None = None) -> Ratio:
-        plain, ours = self.trainer(backbone), self.trainer(backbone, method)
-        ratio = paired_ratio(
-            training_step(plain, length), training_step(ours, length), pairs or self.pairs
-        )
+    def train(self, method: str, backbone: str, length: int, threads: int = 1) -> None:
+        torch.set_num_threads(threads)
+        plain, ours = self.trainers(backbone, method)
+        ratio = paired_ratio(training_step(plain, length), training_step(ours, length), self.pairs)
         count = [sum(p.numel() for p in t.model.parameters()) for t in (plain, ours)]
-        self.note("train", ratio, method, backbone, length, parameters=count[1] / count[0])
-        return ratio
+        aims = [a for a in AIMS if (a.method, a.backbone, a.length) == (method, backbone, length)]
+        self.note(
+            {"part": "train", "method": method, "backbone": backbone, "length": length},
+            ratio,
+            aims[0].train if aims and threads == 1 else None,
+            threads=threads,
+            parameters=count[1] / count[0],
+        )
 
-    def generate(self, method: str, backbone: str, length: int) -> Ratio:
-        plain, ours = self.trainer(backbone), self.trainer(backbone, method)
+    def generate(self, method: str, backbone: str, length: int) -> None:
+        torch.set_num_threads(1)
+        plain, ours = self.trainers(backbone, method)
         ratio = paired_ratio(generation(plain, length), generation(ours, length), self.pairs)
-        self.note("generate", ratio, method, backbone, length)
-        return ratio
+        aim = GENERATION_AIMS.get(method, GENERATION_AIM)
+        row = {"part": "generate", "method": method, "backbone": backbone, "length": length}
+        self.note(row, ratio, aim, threads=1)
+
+    def memory(self, methods: list[str]) -> None:
+        plain = peak_memory(self.data, flags_of("transformer"), MEMORY_LENGTH)
+        for method in methods:
+            peak = peak_memory(self.data, flags_of("transformer", method), MEMORY_LENGTH)
+            row = {"part": "memory", "method": method, "backbone": "transformer"}
+            self.note({**row, "length": MEMORY_LENGTH}, peak / plain, MEMORY_AIMS.get(method))
+
+    def modules(self) -> None:
+        torch.set_num_threads(1)
+        row = {"part": "module", "method": "babn", "backbone": "attention", "length": 100}
+        what = "`babn` ÷ plain, the attention module alone (16 × 100 tokens, width 512, 8 heads)"
+        self.note(row, attention_module_ratio(self.pairs), 1.90, what=what)
+        row = {"part": "gathering", "method": "electra", "backbone": "electra", "length": 128}
+        what = "ELECTRA-small, projecting all positions ÷ gathering the masked ones"
+        ratio = electra_gathering_ratio(self.data, self.pairs)
+        self.note(row, ratio, 1.30, what=what, at_least=True)
 
     def note(
-        self, part: str, ratio: Ratio, method: str, backbone: str, length: int, **more: float
+        self,
+        row: dict[str, Any],
+        ratio: Ratio | float,
+        aim: float | None = None,
+        at_least: bool = False,
+        **more: Any,
     ) -> None:
-        aim = aim_of(part, method, backbone, length)
-        threads = torch.get_num_threads()
-        row = {"part": part, "method": method, "backbone": backbone, "length": length}
-        row.update(threads=threads, aim=aim, **ratio.as_dict(), **more)
-        self.results.append(row)
-        verdict = (
-            "" if aim is None else f"  aim {aim:.2f} {'met' if ratio.median <= aim else 'MISSED'}"
-        )
-        print(f"{part:9} {method:14} {backbone:14} {length:4} tokens  {ratio}{verdict}", flush=True)
-
-
-def aim_of(part: str, method: str, backbone: str, length: int) -> float | None:
-    if part == "train":
-        rows = [a for a in AIMS if (a.method, a.backbone, a.length) == (method, backbone, length)]
-        return rows[0].train if rows else None
-    if part == "generate":
-        return GENERATION_AIMS.get(method, GENERATION_AIM)
-    return None
+        """Keep a row and print it; ``at_least`` where a larger ratio is the better one."""
+        figures = ratio.as_dict() if isinstance(ratio, Ratio) else {"median": round(ratio, 4)}
+        self.rows.append({**row, "aim": aim, "at_least": at_least, **figures, **more})
+        verdict = ""
+        if aim is not None:
+            found = round(figures["median"], 2)
+            met = found >= aim if at_least else found <= aim
+            verdict = f"  aim {'≥' if at_least else '≤'} {aim:.2f} {'met' if met else 'MISSED'}"
+        threads = f", {more['threads']} threads" if more.get("threads", 1) > 1 else ""
+        size = f"{row['length']:4} tokens{threads}"
+        figure = ratio if isinstance(ratio, Ratio) else f"{ratio:.3f}"
+        line = f"{row['part']:9} {row['method']:13} {row['backbone']:14} {size}  {figure}{verdict}"
+        print(line, flush=True)
 
 
 def chosen_rows(args: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
@@ -106,27 +133,21 @@ def chosen_rows(args: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
 def run(args: argparse.Namespace, bench: Bench) -> None:
     methods = args.methods or list(METHODS)
     if "train" in args.parts:
-        for row in chosen_rows(args):
-            bench.train(*row)
+        for threads in args.threads:
+            for row in chosen_rows(args):
+                bench.train(*row, threads=threads or os.cpu_count() or 1)
     if "generate" in args.parts:
         for method in methods:
-            if METHODS[method].infix:
-                bench.generate(method, "shallow", 32)
+            if METHODS[method].infix:  # others do not touch the model
+                bench.generate(method, "shallow", GENERATED_LENGTH)
     if "growth" in args.parts:
         for method in args.methods or GROWING:
             for length in args.lengths or LENGTHS:
-                bench.train(method, "shallow", length, pairs=max(2, bench.pairs // 2))
+                bench.train(method, "shallow", length)
     if "memory" in args.parts:
-        plain = peak_memory(bench.data, flags_of("transformer"), MEMORY_LENGTH)
-        for method in methods:
-            ratio = peak_memory(bench.data, flags_of("transformer", method), MEMORY_LENGTH) / plain
-            row = {"part": "memory", "method": method, "length": MEMORY_LENGTH, "median": ratio}
-            bench.results.append(row)
-            print(f"memory    {method:14} {MEMORY_LENGTH:4} tokens  {ratio:.3f}", flush=True)
+        bench.memory(methods)
     if "modules" in args.parts:
-        bench.note("module", attention_module_ratio(bench.pairs), "babn", "attention", 100)
-        gathering = electra_gathering_ratio(bench.data, bench.pairs)
-        bench.note("gathering", gathering, "electra", "electra_small", 128)
+        bench.modules()
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -135,8 +156,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--backbones", nargs="+", choices=BACKBONES, help="default: the aims' own")
     parser.add_argument("--lengths", nargs="+", type=int, help="tokens of the longest sentence")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--pairs", type=int, default=9, help="pairs of steps a ratio (default 9)")
-    parser.add_argument("--threads", type=int, default=1, help="0 is all cores (default 1)")
+    parser.add_argument("--pairs", type=int, default=5, help="pairs of steps a ratio (default 5)")
+    parser.add_argument(
+        "--threads", nargs="+", type=int, default=[1], help="of training; 0 is all cores"
+    )
     parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
     return parser.parse_args(arguments)
 
@@ -146,13 +169,13 @@ def main() -> None:
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     keep_memory()
-    torch.set_num_threads(args.threads or os.cpu_count() or 1)
     with tempfile.TemporaryDirectory() as folder:
         write_dictionaries(Path(folder))
         bench = Bench(Path(folder), args.pairs)
         run(args, bench)
     if args.output:
-        args.output.write_text(json.dumps(bench.results, indent=1) + "\n")
+        versions = {"torch": torch.__version__, "cores": os.cpu_count(), "pairs": args.pairs}
+        args.output.write_text(json.dumps({**versions, "rows": bench.rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
