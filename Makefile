@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format clean
+.PHONY: help install demo test bench lint format clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -32,6 +32,10 @@ demo: $(READY) ## train and evaluate a small German→English model, offline, in
 
 test: $(READY) lint ## lint and the whole test suite
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+bench: $(READY) ## every method beside plain fairseq: time and memory, about 20 minutes
+	@$(BIN)/python examples/benchmarks/speed.py --threads 1 0 --output speed.json
+	@$(BIN)/python examples/benchmarks/table.py speed.json
 
 lint: $(READY) ## ruff, lint and format
 	@$(BIN)/ruff check .

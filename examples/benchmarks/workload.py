@@ -86,7 +86,8 @@ def make_batch(task: Any, length: int, seed: int = 0) -> dict[str, Any]:
     }
     if isinstance(task, MaskedLMTask):
         pad = task.source_dictionary.pad()
-        masked = torch.rand(padded.shape).lt(task.cfg.mask_prob) & padded.ne(pad)
+        chance = torch.rand(padded.shape, generator=torch.Generator().manual_seed(seed))
+        masked = chance.lt(task.cfg.mask_prob) & padded.ne(pad)
         sample["net_input"]["src_tokens"] = padded.masked_fill(masked, task.mask_idx)
         return {**sample, "target": padded.masked_fill(~masked, pad)}
     if isinstance(task, LanguageModelingTask):

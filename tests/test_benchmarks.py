@@ -1,0 +1,132 @@
+"""The benchmark itself, and a guard: no method may become much slower beside plain fairseq."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import commands
+
+sys.path.insert(0, str(commands.ROOT / "examples" / "benchmarks"))
+
+import cases
+import modules
+import peak
+import speed
+import table
+import timing
+import workload
+from timing import Ratio, paired_ratio
+
+# Far above what is measured (README): a guard against mistakes, on a machine with others on it.
+MARGIN = 1.5
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> speed.Bench:
+    data = tmp_path_factory.mktemp("benchmark")
+    workload.write_dictionaries(data, words=1000)
+    return speed.Bench(data, pairs=2)
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads(1)
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("method", cases.METHODS)
+def test_a_step_costs_little_more_than_a_plain_one(
+    method: str, bench: speed.Bench, one_thread: None
+) -> None:
+    """Ratios of CPU time within one process, on the narrow margin's far side."""
+    bench.train(method, "shallow", 64)
+    aims = [aim.train for aim in cases.AIMS if aim.method == method]
+    assert bench.rows[-1]["median"] < MARGIN * max(aims)
+
+
+def test_the_ratio_is_that_of_the_work_done(one_thread: None) -> None:
+    a, b = torch.randn(2, 400, 400)
+
+    def times(count: int):
+        return lambda: [torch.mm(a, b) for _ in range(count)]
+
+    ratio = paired_ratio(times(10), times(30), pairs=9)
+    assert 2 < ratio.median < 4.5
+    assert ratio.low <= ratio.median <= ratio.high
+
+
+def test_peak_memory_counts_the_model_its_gradient_and_adams_moments(bench: speed.Bench) -> None:
+    """Four numbers a parameter at least, and not much more where the batch is small."""
+    flags = cases.flags_of("transformer")
+    trainer = workload.make_trainer(bench.data, flags)
+    least = 16 * sum(p.numel() for p in trainer.model.parameters())
+    assert least < peak.peak_memory(bench.data, flags, 4) < 2.5 * least
+
+
+def test_batches_are_the_tasks_own(bench: speed.Bench) -> None:
+    """Every backbone can be trained on them, real tokens and padding as said."""
+    for backbone in ("roberta", "transformer_lm", "lstm"):
+        trainer = workload.make_trainer(bench.data, cases.flags_of(backbone))
+        batch = workload.make_batch(trainer.task, 30)
+        tokens = batch["net_input"]["src_tokens"]
+        assert tokens.shape == (17, 30)
+        real = tokens.ne(1).sum(dim=1)
+        assert real.min() >= 21
+        assert real.max() == 30
+        log = trainer.train_step([batch])
+        assert log is not None
+        assert trainer.get_num_updates() == 1
+
+
+def test_gathering_and_projecting_all_are_the_same_step(
+    bench: speed.Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only then does their ratio mean anything."""
+    losses = []
+
+    def compare(gathering, projecting, pairs: int) -> Ratio:
+        gathering(), projecting()
+        return Ratio(1.0, 1.0, 1.0, pairs, 1.0)
+
+    def step(trainer, length: int):
+        batch = workload.make_batch(trainer.task, 8)
+        return lambda: losses.append(float(trainer.train_step([batch])["loss"]))
+
+    monkeypatch.setattr(modules, "paired_ratio", compare)
+    monkeypatch.setattr(modules, "training_step", step)
+    monkeypatch.setattr(modules, "ELECTRA_WORDS", 200)
+    monkeypatch.setattr(workload, "TOKENS_A_STEP", 16)
+    modules.electra_gathering_ratio(bench.data, pairs=1)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_the_table_says_what_was_measured_and_what_missed(tmp_path: Path) -> None:
+    row = {"part": "train", "backbone": "transformer", "at_least": False, "threads": 1}
+    row.update(parameters=1.01, low=1.0, high=1.3)
+    rows = [
+        {**row, "method": "gan", "length": 64, "aim": 1.12, "median": 1.118},
+        {**row, "method": "ct", "length": 64, "aim": 1.20, "median": 1.25},
+        {**row, "method": "ct", "length": 64, "aim": None, "median": 1.3, "threads": 2},
+        {"part": "memory", "method": "ct", "aim": None, "at_least": False, "median": 1.17},
+    ]
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
+    table.write_between_markers(page, table.tables(rows))
+    text = page.read_text()
+    assert "old" not in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "| `gan` | transformer, 64 | **1.12 (1.00–1.30)** | 1.12 | – | 1.24 | 1.21 |" in text
+    assert "| `ct` | transformer, 64 | 1.25 (1.00–1.30), aim missed | 1.20 | 1.30 |" in text
+    assert "| `ct` | – | 1.17 | 1.010 |" in text
+
+
+def test_memory_is_kept_between_steps() -> None:
+    """The setting is accepted where the allocator has it, and does nothing elsewhere."""
+    timing.keep_memory()
+    assert torch.zeros(1 << 20).sum() == 0
