@@ -42,7 +42,11 @@ class SmartConfig(FairseqDataclass):
     smart_steps: int = field(default=1, metadata={"help": "steps of ascent"})
     smart_lr: float = field(default=1e-3, metadata={"help": "η, length of a step"})
     smart_radius: float = field(
-        default=1e-5, metadata={"help": "ε, largest change of a component; 0: no bound"}
+        default=1e-3,
+        metadata={
+            "help": "ε, largest change of a component; 0: no bound. As long as a step, as in the "
+            "authors' code; at the paper's 1e-5 the term is next to nothing"
+        },
     )
     smart_noise: float = field(
         default=1e-5, metadata={"help": "σ of the normal noise that the perturbation begins with"}
