@@ -99,7 +99,7 @@ def test_accumulation_equals_one_double_batch(
     commands.train(data, tmp_path / "halves", *flags, "--batch-size", 32, "--update-freq", 2)
     assert_same_training(tmp_path / "whole", tmp_path / "halves", data)
     commands.train(data, tmp_path / "plain", *SGD, "--max-update", 2)
-    assert distance(tmp_path / "whole", tmp_path / "plain") > 1e-3
+    assert distance(tmp_path / "whole", tmp_path / "plain") > 1e-4
 
 
 def test_two_ranks_equal_one_process(translation_data: Path, tmp_path: Path) -> None:
