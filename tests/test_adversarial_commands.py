@@ -32,7 +32,7 @@ SMART = ("--criterion", "smart", "--smart-weight", 3, "--smart-lr", 0.02, "--sma
 BOTH = {"freelb": FREELB, "smart": (*SMART, "--smart-noise", 0.01)}
 
 
-@pytest.mark.parametrize("case", ["translation", "lstm", "masked_lm", "tags", "choice"])
+@pytest.mark.parametrize("case", ["translation", "lstm", "masked_lm", "choice"])
 def test_freelb_on_every_task(case: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """The last perturbation is worse than the first, and stays in the ball."""
     fixture, flags = CASES[case]
@@ -45,7 +45,7 @@ def test_freelb_on_every_task(case: str, request: pytest.FixtureRequest, tmp_pat
     assert "valid_adv_loss" not in output.stats["valid"][-1]
 
 
-@pytest.mark.parametrize("case", ["translation", "electra", "sentences", "choice"])
+@pytest.mark.parametrize("case", ["electra", "sentences", "tags", "choice"])
 def test_smart_on_every_task(case: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """objective = task loss + λ·l_s + the losses of the attention."""
     fixture, flags = CASES[case]
@@ -118,7 +118,7 @@ def test_two_ranks_equal_one_process(translation_data: Path, tmp_path: Path) -> 
             out=tmp_path / split,
         )
         shutil.rmtree(text)
-    flags = (*SGD, *FREELB, "--batch-size", 32, "--max-update", 3)
+    flags = (*SGD, *FREELB, "--batch-size", 32, "--max-update", 2)
     commands.train(tmp_path / "half", tmp_path / "one", *flags)
     commands.train_on_two_ranks(tmp_path / "both", tmp_path / "two", *flags)
     assert_same_training(tmp_path / "one", tmp_path / "two", tmp_path / "half", flags)
