@@ -101,7 +101,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
     assert labelled.run(prepare_glue, origin, data, *more) == 0
     flags = ("--arch", "roberta_deterministic", *sizes.ROBERTA, *sizes.CLASSIFICATION)
     flags = (*flags, "--num-classes", 2, "--init-token", 0, "--dropout", 0, "--lr", 0.01)
-    flags = (*flags, "--batch-size", 64, "--max-tokens", 4000, "--max-update", 30)
+    flags = (*flags, "--batch-size", 64, "--max-tokens", 4000, "--max-update", 50)
     commands.train(data, folder / "run", *flags, "--disable-validation")
     return data, origin / "SST-2" / "dev.tsv", folder / "run" / "checkpoint_last.pt"
 

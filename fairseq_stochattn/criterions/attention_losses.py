@@ -185,8 +185,8 @@ class AttentionLosses(FairseqCriterion):
         named = {key for log in logging_outputs for key in log if key.startswith("attention/")}
         for key in sorted(named):
             total = sum(log.get(key, 0) for log in logging_outputs)
-            # Not rounded: fairseq prints six significant digits then, and some terms are tiny.
-            metrics.log_scalar(key.split("/", 1)[1], total / sample_size, sample_size)
+            # fairseq prints six significant digits, and some terms are tiny.
+            metrics.log_scalar(key.split("/", 1)[1], total / sample_size, sample_size, round=8)
         if any("objective" in log for log in logging_outputs):
             total = sum(log.get("objective", 0) for log in logging_outputs)
             metrics.log_scalar("objective", total / sample_size / math.log(2), sample_size, round=3)
