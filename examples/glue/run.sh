@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
-# Import a pretrained encoder, prepare a GLUE task, fine-tune, predict and score:
+# Import a pretrained encoder, prepare a task, fine-tune, predict and score:
 #   MODEL=FOLDER examples/glue/run.sh TASK [OUT] [flags for fairseq-train …]
-# TASK is a GLUE task, e.g. MRPC. MODEL is a folder in Hugging Face's layout (BERT or RoBERTa). METHOD is
-# the attention: deterministic (default), babn, bam or alignment, the latter with ALIGNMENT=gan, ot or ct
-# (default). PRESET is a file of configs/ without its ending, by default small. CORPUS=FOLDER has GLUE's
-# files, which are downloaded otherwise. What is there already is kept.
+# TASK is a GLUE task, e.g. MRPC, or ANLI, PAWS, WNUT-17 (entities), DREAM, HellaSWAG (multiple choice).
+# MODEL is a folder in Hugging Face's layout (BERT or RoBERTa). METHOD is the attention, one of
+#   deterministic    the default; CRITERION=freelb or smart trains it adversarially
+#   babn, bam        Bayesian attention
+#   alignment        with ALIGNMENT=gan, ot or ct (default)
+#   asa              adversarial masks, with TAU as temperature
+#   bernoulli, scheduled, magnitude    the same with masks that are not learnt
+# PRESET is a file of configs/ without its ending, by default small. CORPUS=FOLDER has the task's files,
+# which are downloaded otherwise. What is there already is kept.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -12,8 +17,10 @@ task=${1:?"which task? e.g. MRPC, RTE, CoLA, STS-B, SST-2, QNLI, QQP, MNLI"}
 out=${2:-runs/glue}
 shift $(($# < 2 ? $# : 2))
 METHOD=${METHOD:-deterministic} PRESET=${PRESET:-small} ALIGNMENT=${ALIGNMENT:-ct}
-NAME=${NAME:-$METHOD}
+CRITERION=${CRITERION:-}
+NAME=${NAME:-${CRITERION:-$METHOD}}
 
+prepare=(prepare_glue.py --task "$task") kind=sentence_prediction
 classes=2 report=(--best-checkpoint-metric accuracy)
 case $task in
   CoLA) report=(--report-mcc --best-checkpoint-metric mcc) ;;
@@ -23,22 +30,34 @@ case $task in
     classes=1
     report=(--regression-target --report-pearson-and-spearman
       --best-checkpoint-metric pearson_and_spearman) ;;
+  ANLI) prepare=(prepare_anli.py) classes=3 ;;
+  PAWS) prepare=(prepare_paws.py) ;;
+  WNUT-17)
+    prepare=(prepare_wnut17.py) kind=token_tagging classes=
+    report=(--best-checkpoint-metric f1) ;;
+  DREAM) prepare=(prepare_dream.py) kind=sentence_ranking classes=3 ;;
+  HellaSWAG) prepare=(prepare_hellaswag.py) kind=sentence_ranking classes=4 ;;
 esac
-source "$here/configs/$PRESET.sh"  # LR, BATCH, STEPS, WARMUP and FLAGS of the task
+source "$here/configs/$PRESET.sh"  # LR, BATCH, STEPS, WARMUP, FLAGS, perhaps TAU
 
 case $METHOD in
-  deterministic) objective=(--criterion sentence_prediction) ;;
+  deterministic) objective=(--criterion "${CRITERION:-$kind}") ;;
   babn | bam) objective=(--criterion elbo --kl-anneal-updates "$STEPS") ;;
   alignment) objective=(--criterion alignment --alignment "$ALIGNMENT" --alignment-log-mmd) ;;
+  asa) objective=(--criterion asa --asa-tau "${TAU:-0.3}") ;;
+  bernoulli | scheduled | magnitude) objective=(--criterion asa) ;;
   *) echo "no METHOD '$METHOD', see the head of $0" >&2; exit 1 ;;
 esac
+if [ -n "$CRITERION" ] && [ "$METHOD" != deterministic ]; then
+  echo "CRITERION goes with METHOD=deterministic, $METHOD has its own" >&2; exit 1
+fi
 device=(); python3 -c 'import torch, sys; sys.exit(torch.cuda.is_available())' && device=(--cpu)
 
 mkdir -p "$out"
 imported=$out/imported
 [ -f "$imported/model.pt" ] ||
   stochattn-import "${MODEL:?"MODEL=FOLDER, a pretrained encoder"}" "$imported" --arch roberta_deterministic
-python3 "$root/data-prep/prepare_glue.py" --task "$task" --out "$out/$task/data" \
+python3 "$root/data-prep/${prepare[0]}" "${prepare[@]:1}" --out "$out/$task/data" \
   --model-from "$imported" ${CORPUS:+--from "$CORPUS"}
 # The model's own flags, which the import has noted; the arch is the method's.
 read -ra model <<< "$(python3 -c '
@@ -47,11 +66,11 @@ print(json.load(open(sys.argv[1]))["model"]["flags"])' "$imported/manifest.json"
 separator=(); python3 -c '
 import json, sys
 sys.exit(not json.load(open(sys.argv[1]))["model"]["two_separators"])' "$imported/manifest.json" &&
-  separator=(--separator-token 2)
+  [ $kind != token_tagging ] && separator=(--separator-token 2)
 run=$out/$task/$NAME
 fairseq-train "$out/$task/data" "${model[@]}" --user-dir "$root/fairseq_stochattn" \
-  --arch "roberta_$METHOD" --finetune-from-model "$imported/model.pt" --task sentence_prediction \
-  --num-classes $classes --init-token 0 "${separator[@]}" "${objective[@]}" "${report[@]}" \
+  --arch "roberta_$METHOD" --finetune-from-model "$imported/model.pt" --task $kind \
+  ${classes:+--num-classes $classes} --init-token 0 "${separator[@]}" "${objective[@]}" "${report[@]}" \
   --maximize-best-checkpoint-metric --optimizer adam --adam-betas "(0.9, 0.98)" --adam-eps 1e-6 \
   --weight-decay 0.01 --clip-norm 1 --pooler-dropout 0.1 --batch-size "$BATCH" --lr "$LR" \
   --lr-scheduler polynomial_decay --warmup-updates "$WARMUP" --total-num-update "$STEPS" \

@@ -8,8 +8,19 @@ from fairseq_stochattn.criterions import (
     attention_losses,
     elbo,
     electra,
+    freelb,
     repulsive,
+    smart,
     tagging,
 )
 
-__all__ = ["alignment", "attention_losses", "elbo", "electra", "repulsive", "tagging"]
+__all__ = [
+    "alignment",
+    "attention_losses",
+    "elbo",
+    "electra",
+    "freelb",
+    "repulsive",
+    "smart",
+    "tagging",
+]

@@ -129,8 +129,20 @@ class AttentionLosses(FairseqCriterion):
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, Any, dict[str, Any]]:
+        loss, sample_size, log = self.task_pass(model, sample, reduce)
+        return self.with_named_losses(model, loss, sample_size, log)
+
+    def task_pass(
+        self, model: nn.Module, sample: dict[str, Any], reduce: bool
+    ) -> tuple[Tensor, Any, dict[str, Any]]:
+        """The task's own loss; what the attention leaves meanwhile waits to be collected."""
         with collecting_losses():
-            loss, sample_size, log = self.task_criterion(model, sample, reduce)
+            return self.task_criterion(model, sample, reduce)
+
+    def with_named_losses(
+        self, model: nn.Module, loss: Tensor, sample_size: Any, log: dict[str, Any]
+    ) -> tuple[Tensor, Any, dict[str, Any]]:
+        """The result of a pass with every loss that it left."""
         extra, terms = self.named_losses(model, sample_size)
         if extra is not None:
             loss = loss + extra
@@ -173,7 +185,8 @@ class AttentionLosses(FairseqCriterion):
         named = {key for log in logging_outputs for key in log if key.startswith("attention/")}
         for key in sorted(named):
             total = sum(log.get(key, 0) for log in logging_outputs)
-            metrics.log_scalar(key.split("/", 1)[1], total / sample_size, sample_size, round=4)
+            # fairseq prints six significant digits, and some terms are tiny.
+            metrics.log_scalar(key.split("/", 1)[1], total / sample_size, sample_size, round=8)
         if any("objective" in log for log in logging_outputs):
             total = sum(log.get("objective", 0) for log in logging_outputs)
             metrics.log_scalar("objective", total / sample_size / math.log(2), sample_size, round=3)

@@ -36,25 +36,14 @@ class ElboConfig(FairseqDataclass):
     )
 
 
-@register_criterion("elbo", dataclass=wrapping_config("ElboCriterionConfig", ElboConfig))
-class Elbo(AttentionLosses):
-    """Negative ELBO of the task under Bayesian attention (babn, bam)."""
+class AnnealedKL(AttentionLosses):
+    """Weighs the KL of Bayesian attention by the flags of ``ElboConfig``."""
 
     def __init__(self, task: Any, task_criterion: Any, cfg: Any) -> None:
         super().__init__(task, task_criterion, cfg)
         require_not_negative(cfg, "kl_weight", "kl_start", "kl_anneal_updates")
         self.schedule = Schedule(cfg.kl_weight, cfg.kl_start, cfg.kl_anneal_updates)
         self.mean = str(cfg.kl_reduction) == "mean"
-
-    def forward(
-        self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
-    ) -> tuple[Tensor, Any, dict[str, Any]]:
-        loss, sample_size, log = super().forward(model, sample, reduce)
-        nll = torch.as_tensor(log.get("nll_loss", log["loss"])).detach().sum()
-        kl = log.get("attention/kl", 0.0)
-        log["attention/nll"] = nll
-        log["attention/elbo"] = -(nll + self.weight(model) * kl)
-        return loss, sample_size, log
 
     def weight(self, model: nn.Module) -> float:
         """w of this update; at test time its full value."""
@@ -72,3 +61,18 @@ class Elbo(AttentionLosses):
         if self.mean:
             value = value / loss.count.clamp(min=1) * sample_size
         return value, self.weight(model)
+
+
+@register_criterion("elbo", dataclass=wrapping_config("ElboCriterionConfig", ElboConfig))
+class Elbo(AnnealedKL):
+    """Negative ELBO of the task under Bayesian attention (babn, bam)."""
+
+    def forward(
+        self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, Any, dict[str, Any]]:
+        loss, sample_size, log = super().forward(model, sample, reduce)
+        nll = torch.as_tensor(log.get("nll_loss", log["loss"])).detach().sum()
+        kl = log.get("attention/kl", 0.0)
+        log["attention/nll"] = nll
+        log["attention/elbo"] = -(nll + self.weight(model) * kl)
+        return loss, sample_size, log

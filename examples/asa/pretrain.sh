@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Continue the pre-training of a masked language model with adversarial self-attention:
+#   MODEL=FOLDER TEXT="wiki.*.txt" examples/asa/pretrain.sh [OUT] [flags for fairseq-train …]
+# MODEL is in Hugging Face's layout, TEXT are files with blank lines between documents. The settings are
+# those of Table 6 of the paper, for one GPU: 8 times 128 sequences an update are --update-freq 32 times 32.
+# METHOD=deterministic is the table's other column, the same without an adversary.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+out=${1:-runs/asa-pretraining}
+shift $(($# < 1 ? $# : 1))
+METHOD=${METHOD:-asa}
+NAME=${NAME:-$METHOD}
+case $METHOD in
+  asa) objective=(--criterion asa --asa-tau "${TAU:-0.1}") ;;
+  deterministic) objective=(--criterion masked_lm) ;;
+  *) echo "no METHOD '$METHOD', see the head of $0" >&2; exit 1 ;;
+esac
+device=(--fp16); python3 -c 'import torch, sys; sys.exit(torch.cuda.is_available())' && device=(--cpu)
+
+mkdir -p "$out"
+imported=$out/imported
+[ -f "$imported/model.pt" ] ||
+  stochattn-import "${MODEL:?"MODEL=FOLDER, a pretrained encoder"}" "$imported" --arch roberta_deterministic
+# shellcheck disable=SC2086  # TEXT may be several files
+python3 "$root/data-prep/prepare_text.py" --out "$out/data" --train ${TEXT:?"TEXT=FILES, running text"} \
+  --subwords tokenizer --tokenizer "$imported" --format block --block-tokens 256
+read -ra model <<< "$(python3 -c '
+import json, sys
+print(json.load(open(sys.argv[1]))["model"]["flags"])' "$imported/manifest.json")"
+fairseq-train "$out/data" "${model[@]}" --user-dir "$root/fairseq_stochattn" --arch "roberta_$METHOD" \
+  --finetune-from-model "$imported/model.pt" --task masked_lm --tokens-per-sample 256 \
+  --sample-break-mode none "${objective[@]}" --dropout 0.1 --attention-dropout 0.1 --optimizer adam \
+  --adam-betas "(0.9, 0.98)" --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1 --lr 2e-5 \
+  --lr-scheduler polynomial_decay --warmup-updates 1200 --total-num-update 20000 --max-update 20000 \
+  --batch-size 32 --update-freq 32 --save-dir "$out/$NAME" --no-epoch-checkpoints --log-format simple \
+  --log-interval 50 --num-workers 0 "${device[@]}" "$@" 2>&1 | tee -a "$out/$NAME.train.log"

@@ -1,0 +1,164 @@
+"""Synonym substitution: the attack on a known classifier, and the script on a trained one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import commands
+import labelled
+import prepare_glue
+import sizes
+from fairseq_stochattn.analysis.substitution import Attack, Words, attack, summarise
+from fairseq_stochattn.errors import UsageError
+
+SCRIPT = commands.ROOT / "examples" / "asa" / "robustness.py"
+_spec = importlib.util.spec_from_file_location("robustness", SCRIPT)
+robustness = importlib.util.module_from_spec(_spec)
+sys.modules["robustness"] = robustness
+_spec.loader.exec_module(robustness)
+
+# How much a word speaks for class 1; of words that are not here, and of unknown ones, 0.
+VOTES = {"superb": 3.0, "great": 2.0, "fine": 1.0, "fair": 0.4, "poor": -2.0, "dull": -1.2}
+SYNONYMS = {"superb": ["great", "fair"], "fine": ["fair", "fine", "great"], "film": ["movie"]}
+
+
+def by_votes(sentences: Sequence[Words]) -> Tensor:
+    votes = torch.tensor([sum(VOTES.get(word, 0.0) for word in words) for words in sentences])
+    return torch.stack([-votes, votes], dim=1).softmax(dim=-1)
+
+
+def attacked(text: str, share: float = 1.0, label: int = 1) -> Attack:
+    return attack(text.split(), label, SYNONYMS, by_votes, share)
+
+
+def test_the_word_that_matters_most_is_replaced_by_the_synonym_that_harms_most() -> None:
+    """superb before fine, each by fair. What changes nothing or helps (Superb has no vote, great
+    has one) is not taken."""
+    found = attacked("a fine Superb superb film")
+    assert found == Attack(
+        words=["a", "fair", "Superb", "fair", "film"],
+        **{"right": True, "survived": True, "changed": 2},
+        # The sentence as it is, four words that have synonyms, and the synonyms of each.
+        queries=1 + 4 + 2 + 2 + 2 + 1,
+    )
+
+
+def test_it_stops_when_the_prediction_changes() -> None:
+    found = attacked("superb dull film fine")  # 2.8; fair for superb leaves 0.2; for fine −0.4
+    assert found.words == ["fair", "dull", "film", "fair"]
+    assert (found.right, found.survived, found.changed) == (True, False, 2)
+    assert found.queries == 1 + 3 + 2 + 2
+
+
+def test_no_more_words_change_than_the_share() -> None:
+    text = "superb superb fine film"
+    assert [attacked(text, share).changed for share in (0, 0.24, 0.25, 0.5, 1)] == [0, 0, 1, 2, 3]
+    assert attacked(text, 0.25).words == ["fair", "superb", "fine", "film"]
+
+
+def test_what_is_wrong_already_is_not_attacked() -> None:
+    assert attacked("superb film", label=0) == Attack(["superb", "film"], False, False, 0, 1)
+    assert attacked("poor thing", label=0) == Attack(["poor", "thing"], True, True, 0, 1)
+
+
+def test_the_summary() -> None:
+    rows = [
+        Attack(["a"] * 4, right=True, survived=False, changed=1, queries=10),
+        Attack(["a"] * 2, right=True, survived=False, changed=1, queries=4),
+        Attack(["a"] * 2, right=True, survived=True, changed=1, queries=7),
+        Attack(["a"] * 2, right=False, survived=False, changed=0, queries=1),
+    ]
+    found = summarise(rows)
+    assert (found.clean, found.attacked, found.changed, found.queries) == (0.75, 0.25, 0.375, 7)
+
+
+FILLERS = [f"{a}{b}" for a in "bdg" for b in ("ola", "umi")]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """Five words, one of which decides the label: the data, its dev.tsv and a checkpoint."""
+    folder, rng = tmp_path_factory.mktemp("sst"), random.Random(1)
+    files = {}
+    for name, count in (("train", 256), ("dev", 24)):
+        lines = ["sentence\tlabel"]
+        for number in range(count):
+            words = [*rng.choices(FILLERS, k=4), ("bad", "good")[number % 2]]
+            rng.shuffle(words)
+            lines.append(f"{' '.join(words)} \t{number % 2}")
+        files[f"SST-2/{name}.tsv"] = "\n".join([*lines, ""])
+    origin, data = labelled.write(folder / "glue", files), folder / "data"
+    more = ("--task", "SST-2", "--subwords", "spm-unigram", "--size", 20)
+    assert labelled.run(prepare_glue, origin, data, *more) == 0
+    flags = ("--arch", "roberta_deterministic", *sizes.ROBERTA, *sizes.CLASSIFICATION)
+    flags = (*flags, "--num-classes", 2, "--init-token", 0, "--dropout", 0, "--lr", 0.01)
+    flags = (*flags, "--batch-size", 64, "--max-tokens", 4000, "--max-update", 50)
+    commands.train(data, folder / "run", *flags, "--disable-validation")
+    return data, origin / "SST-2" / "dev.tsv", folder / "run" / "checkpoint_last.pt"
+
+
+def run(trained: tuple, tmp_path: Path, synonyms: dict, *more: object) -> list[dict]:
+    """The attacks that the script writes."""
+    data, sentences, checkpoint = trained
+    (tmp_path / "synonyms.json").write_text(json.dumps(synonyms))
+    flags = ("--sentences", sentences, "--synonyms", tmp_path / "synonyms.json", "--cpu")
+    out = tmp_path / "attacks.jsonl"
+    argv = [data, checkpoint, *flags, "--output", out, *more]
+    assert robustness.main([str(argument) for argument in argv]) == 0
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def table(capsys: pytest.CaptureFixture) -> list[float]:
+    header, row = capsys.readouterr().out.splitlines()[-2:]
+    assert header.split() == ["checkpoint", *" ".join(robustness.COLUMNS).split()]
+    return [float(x) for x in row.split()[1:]]
+
+
+def test_one_word_of_five_turns_every_sentence(trained: tuple, tmp_path: Path, capsys) -> None:
+    """The decisive word's opposite is offered as a synonym; the others' are harmless."""
+    opposite = {"good": ["bad"], "bad": ["good"], **{word: FILLERS[:2] for word in FILLERS}}
+    found = run(trained, tmp_path, opposite)
+    assert len(found) == 24
+    assert all(one["right"] and not one["survived"] for one in found)
+    clean, under_attack, changed, _ = table(capsys)
+    assert (clean, under_attack, changed) == (100.0, 0.0, 20.0)
+    lines = trained[1].read_text().splitlines()[1:]
+    for one, line in zip(found, lines, strict=True):
+        words = line.split("\t")[0].split()
+        turned = [{"good": "bad", "bad": "good"}.get(word, word) for word in words]
+        assert one["words"] == turned
+
+
+def test_harmless_synonyms_turn_none(trained: tuple, tmp_path: Path, capsys) -> None:
+    found = run(trained, tmp_path, {w: FILLERS for w in FILLERS}, "--limit", 6, "--batch-size", 4)
+    assert len(found) == 6
+    assert all(one["survived"] for one in found)
+    assert table(capsys)[:3] == [100.0, 100.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "cause"),
+    [
+        (("--share", 2), "--share is within 0 and 1"),
+        (("--synonyms", SCRIPT), "is no JSON object"),
+        (("--sentences", SCRIPT), "has no column 'sentence'"),
+        (("--sentences", "other"), "6 of 6 sentences are not those of valid"),
+        (("--subset", "test"), "has no test set"),
+    ],
+)
+def test_mistakes_are_told(trained: tuple, tmp_path: Path, flags: tuple, cause: str) -> None:
+    if flags[1] == "other":
+        (tmp_path / "other.tsv").write_text("sentence\tlabel\n" + "bola bad good\t1\n" * 6)
+        flags = ("--sentences", tmp_path / "other.tsv")
+    with pytest.raises(UsageError, match=cause):
+        run(trained, tmp_path, {"good": ["bad"]}, *flags)
+    assert not (tmp_path / "attacks.jsonl").exists()
