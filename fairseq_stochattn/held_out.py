@@ -23,7 +23,7 @@ class HeldOut:
         if split not in task.datasets:
             try:
                 task.load_dataset(split, combine=False, epoch=1)
-            except FileNotFoundError as error:
+            except (FileNotFoundError, AssertionError) as error:  # tasks differ in it
                 raise UsageError(f"{flag}: there is no set '{split}': {error}") from None
         self.dataset = task.dataset(split)
         positions = utils.resolve_max_positions(
