@@ -1,20 +1,28 @@
 #!/usr/bin/env bash
-# Import a pretrained encoder, prepare a GLUE task, fine-tune, predict and score:
+# Import a pretrained encoder, prepare a task, fine-tune, predict and score:
 #   MODEL=FOLDER examples/glue/run.sh TASK [OUT] [flags for fairseq-train …]
-# TASK is a GLUE task, e.g. MRPC. MODEL is a folder in Hugging Face's layout (BERT or RoBERTa). METHOD is
-# the attention: deterministic (default), babn, bam or alignment, the latter with ALIGNMENT=gan, ot or ct
-# (default). PRESET is a file of configs/ without its ending, by default small. CORPUS=FOLDER has GLUE's
-# files, which are downloaded otherwise. What is there already is kept.
+# TASK is a GLUE task, e.g. MRPC, or imdb, conll2003, wnut17, swag, hellaswag. MODEL is a folder in Hugging
+# Face's layout (BERT or RoBERTa). METHOD is the attention: deterministic (default), babn, bam, alignment
+# with ALIGNMENT=gan, ot or ct (default), attendout, layerdrop or cell_dropout. PRESET is a file of configs/
+# without its ending, by default small. CORPUS=FOLDER has the task's files, which are downloaded otherwise.
+# What is there already is kept.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
-task=${1:?"which task? e.g. MRPC, RTE, CoLA, STS-B, SST-2, QNLI, QQP, MNLI"}
+task=${1:?"which task? e.g. MRPC, RTE, CoLA, STS-B, SST-2, QNLI, QQP, MNLI, conll2003, swag"}
 out=${2:-runs/glue}
 shift $(($# < 2 ? $# : 2))
 METHOD=${METHOD:-deterministic} PRESET=${PRESET:-small} ALIGNMENT=${ALIGNMENT:-ct}
 NAME=${NAME:-$METHOD}
 
 classes=2 report=(--best-checkpoint-metric accuracy)
+kind=sentence_prediction prepare=("prepare_$task.py")
+case $task in
+  imdb) ;;
+  conll2003 | wnut17) kind=token_tagging report=(--best-checkpoint-metric f1) ;;
+  swag | hellaswag) kind=sentence_ranking classes=4 ;;
+  *) prepare=(prepare_glue.py --task "$task") ;;
+esac
 case $task in
   CoLA) report=(--report-mcc --best-checkpoint-metric mcc) ;;
   MRPC | QQP) report=(--report-acc-and-f1 --best-checkpoint-metric acc_and_f1) ;;
@@ -27,9 +35,10 @@ esac
 source "$here/configs/$PRESET.sh"  # LR, BATCH, STEPS, WARMUP and FLAGS of the task
 
 case $METHOD in
-  deterministic) objective=(--criterion sentence_prediction) ;;
+  deterministic | layerdrop | cell_dropout) objective=(--criterion "$kind") ;;
   babn | bam) objective=(--criterion elbo --kl-anneal-updates "$STEPS") ;;
   alignment) objective=(--criterion alignment --alignment "$ALIGNMENT" --alignment-log-mmd) ;;
+  attendout) objective=(--criterion attendout) ;;
   *) echo "no METHOD '$METHOD', see the head of $0" >&2; exit 1 ;;
 esac
 device=(); python3 -c 'import torch, sys; sys.exit(torch.cuda.is_available())' && device=(--cpu)
@@ -38,7 +47,7 @@ mkdir -p "$out"
 imported=$out/imported
 [ -f "$imported/model.pt" ] ||
   stochattn-import "${MODEL:?"MODEL=FOLDER, a pretrained encoder"}" "$imported" --arch roberta_deterministic
-python3 "$root/data-prep/prepare_glue.py" --task "$task" --out "$out/$task/data" \
+python3 "$root/data-prep/${prepare[0]}" "${prepare[@]:1}" --out "$out/$task/data" \
   --model-from "$imported" ${CORPUS:+--from "$CORPUS"}
 # The model's own flags, which the import has noted; the arch is the method's.
 read -ra model <<< "$(python3 -c '
@@ -48,10 +57,12 @@ separator=(); python3 -c '
 import json, sys
 sys.exit(not json.load(open(sys.argv[1]))["model"]["two_separators"])' "$imported/manifest.json" &&
   separator=(--separator-token 2)
+shape=(--num-classes "$classes")
+[ $kind != token_tagging ] || shape=() separator=()
 run=$out/$task/$NAME
 fairseq-train "$out/$task/data" "${model[@]}" --user-dir "$root/fairseq_stochattn" \
-  --arch "roberta_$METHOD" --finetune-from-model "$imported/model.pt" --task sentence_prediction \
-  --num-classes $classes --init-token 0 "${separator[@]}" "${objective[@]}" "${report[@]}" \
+  --arch "roberta_$METHOD" --finetune-from-model "$imported/model.pt" --task $kind \
+  "${shape[@]}" --init-token 0 "${separator[@]}" "${objective[@]}" "${report[@]}" \
   --maximize-best-checkpoint-metric --optimizer adam --adam-betas "(0.9, 0.98)" --adam-eps 1e-6 \
   --weight-decay 0.01 --clip-norm 1 --pooler-dropout 0.1 --batch-size "$BATCH" --lr "$LR" \
   --lr-scheduler polynomial_decay --warmup-updates "$WARMUP" --total-num-update "$STEPS" \
