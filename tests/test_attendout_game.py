@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.optim.adam import FairseqAdam
+from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
 import commands
@@ -126,29 +127,40 @@ def test_finetuning_a_game_begins_a_new_one(classification_data: Path, tmp_path:
     assert state["criterion"]["game._extra_state"]["turn"] == 0
 
 
-@pytest.mark.parametrize("stop", [4, 6])
-def test_resuming_plays_on_the_same_game(
-    stop: int, classification_data: Path, tmp_path: Path
-) -> None:
+def test_resuming_plays_on_the_same_game(classification_data: Path, tmp_path: Path) -> None:
     """Stopped within a turn, or at the end of one: every number of the checkpoint is the same."""
-    flags = (*GAME, "--attendout-reward", "losses", "--save-interval-updates", stop)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    straight = commands.train(classification_data, whole, *flags, "--max-update", 10)
-    parts.mkdir()
-    shutil.copy(whole / f"checkpoint_1_{stop}.pt", parts / "checkpoint_last.pt")
-    resumed = commands.train(classification_data, parts, *flags, "--max-update", 10)
-    last = [output.stats["train_inner"][-1] for output in (straight, resumed)]
-    assert len(resumed.stats["train_inner"]) == 10 - stop
-    assert all(last[0][name] == last[1][name] for name in ("loss", "drop_encoder_1", *PLAY))
-    one, other = state_of(whole), state_of(parts)
-    assert same(one["model"], other["model"])
-    assert same(*(players(state)[1] for state in (one, other)))
-    games = [state["criterion"]["game._extra_state"] for state in (one, other)]
-    assert games[0]["turn"] == 3
-    assert all(torch.equal(a, b) for a, b in zip(*(g["traces"] for g in games), strict=True))
-    assert len(games[0]["traces"]) == 1
-    for name in ("updates", "turn", "baseline", "last_turn"):
-        assert games[0][name] == games[1][name]
+    flags = (*GAME, "--attendout-reward", "losses", "--max-update", 10, "--disable-validation")
+    whole = tmp_path / "whole"
+    straight = commands.train(classification_data, whole, *flags, "--save-interval-updates", 2)
+    one = state_of(whole)
+    for stop in (4, 6):
+        parts = tmp_path / f"from {stop}"
+        parts.mkdir()
+        shutil.copy(whole / f"checkpoint_1_{stop}.pt", parts / "checkpoint_last.pt")
+        resumed = commands.train(classification_data, parts, *flags)
+        last = [output.stats["train_inner"][-1] for output in (straight, resumed)]
+        assert len(resumed.stats["train_inner"]) == 10 - stop
+        assert all(last[0][name] == last[1][name] for name in ("loss", "drop_encoder_1", *PLAY))
+        other = state_of(parts)
+        assert same(one["model"], other["model"])
+        assert same(*(players(state)[1] for state in (one, other)))
+        games = [state["criterion"]["game._extra_state"] for state in (one, other)]
+        assert games[0]["turn"] == 3
+        (traces,) = zip(*(game["traces"] for game in games), strict=True)
+        assert torch.equal(*traces)
+        for name in ("updates", "turn", "baseline", "last_turn"):
+            assert games[0][name] == games[1][name]
+
+
+def test_dummy_batches_teach_nothing(
+    classification_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fairseq gives a rank without data another one's batch, and ignores its gradient."""
+    plain = Trainer._prepare_sample
+    monkeypatch.setattr(Trainer, "_prepare_sample", lambda *args: (plain(*args)[0], True))
+    commands.train(classification_data, tmp_path, *GAME, "--max-update", 2)
+    (trace,) = state_of(tmp_path)["criterion"]["game._extra_state"]["traces"]
+    assert trace.eq(0).all()
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -236,7 +248,7 @@ def test_two_ranks_play_one_game(tmp_path: Path) -> None:
 
 
 def test_exported_attacker_is_plain_and_no_larger(translation_data: Path, tmp_path: Path) -> None:
-    flags = (*sizes.TRANSFORMER, "--dropout", 0, "--max-update", 4)
+    flags = (*sizes.TRANSFORMER, "--dropout", 0, "--max-update", 3, "--disable-validation")
     game = ("--arch", "transformer_attendout", "--criterion", "attendout", "--attendout-steps", 2)
     commands.train(translation_data, tmp_path / "game", *flags, *game)
     commands.train(translation_data, tmp_path / "plain", *flags, "--arch", "transformer")
@@ -266,7 +278,7 @@ OTHER_TASKS = {
 def test_other_tasks(task: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     arch, data, size, kind = OTHER_TASKS[task]
     flags = ("--arch", arch, *size, *kind, "--criterion", "attendout", "--attendout-steps", 2)
-    short = ("--batch-size", 16, "--max-update", 4, "--update-freq", 2)
+    short = ("--batch-size", 16, "--max-update", 4, "--update-freq", 2, "--disable-validation")
     output = commands.train(request.getfixturevalue(data), tmp_path, *flags, *short)
     row = output.stats["train_inner"][-1]
     assert all(name in row for name in PLAY)
@@ -281,7 +293,6 @@ BAD = {
     "training set": (("--valid-subset", "train"), "'train' is what the model is trained on"),
     "no such set": (("--attendout-subset", "dev"), "there is no set 'dev'"),
     "steps": (("--attendout-steps", 0), "--attendout-steps must be positive"),
-    "decay": (("--attendout-baseline-decay", 1), "--attendout-baseline-decay must be"),
     "sharded state": (("--zero-sharding", "os"), "add --attendout-optimizer-state keep"),
 }
 
