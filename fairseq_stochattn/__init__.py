@@ -17,6 +17,7 @@ compat.restore_numpy_alias()
 compat.keep_last_batch()
 compat.mend_sentence_ranking()
 compat.show_optimizers_the_model()
+compat.show_criterions_the_model()
 
 from fairseq_stochattn import attention, criterions, models, optim, tasks  # noqa: E402
 

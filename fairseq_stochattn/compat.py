@@ -18,7 +18,7 @@ from fairseq import checkpoint_utils
 from fairseq.data import data_utils
 from fairseq.distributed.utils import _TensorPlaceholder
 from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
-from fairseq.optim import OPTIMIZER_REGISTRY, FairseqOptimizer
+from fairseq.optim import OPTIMIZER_REGISTRY, AMPOptimizer, FairseqOptimizer
 from fairseq.tasks.sentence_ranking import SentenceRankingTask
 from fairseq.trainer import Trainer
 from omegaconf import AnyNode, DictConfig, ListConfig
@@ -67,7 +67,10 @@ def load_checkpoints_safely() -> None:
     @wraps(plain)
     def load_checkpoint_to_cpu(path: str, *args: Any, **kwargs: Any) -> dict:
         with _one_line_errors(path):
-            return plain(path, *args, **kwargs)
+            state = plain(path, *args, **kwargs)
+        # The trainer reads it for criterions with parameters; old checkpoints do not have it.
+        state.setdefault("criterion", None)
+        return state
 
     load_checkpoint_to_cpu.is_safe = True
     checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
@@ -159,6 +162,41 @@ def show_optimizers_the_model() -> None:
 
     _build_optimizer.shows_the_model = True
     Trainer._build_optimizer = _build_optimizer
+
+
+def show_criterions_the_model() -> None:
+    """fairseq builds criterions before they can know the model, or how the run is configured.
+
+    One that has ``attach`` is shown both when the Trainer is built, in training alone, while it can
+    still add parameters of its own.
+    """
+    plain = Trainer.__init__
+    if getattr(plain, "shows_the_model", False):
+        return
+
+    @wraps(plain)
+    def init(
+        trainer: Trainer, cfg: Any, task: Any, model: Any, criterion: Any, *more: Any, **named: Any
+    ) -> None:
+        if hasattr(criterion, "attach"):
+            criterion.attach(model, cfg)
+        plain(trainer, cfg, task, model, criterion, *more, **named)
+
+    init.shows_the_model = True
+    Trainer.__init__ = init
+
+
+def took_step(optimizer: FairseqOptimizer, scale_before: float) -> bool:
+    """Whether an optimizer stepped: with ``--amp`` gradients that overflow lower the scale instead.
+
+    The other precisions tell fairseq's trainer before, which then asks for no step.
+    """
+    return loss_scale(optimizer) >= scale_before
+
+
+def loss_scale(optimizer: FairseqOptimizer) -> float:
+    """That of ``--amp``, else 1."""
+    return optimizer.scaler.get_scale() if isinstance(optimizer, AMPOptimizer) else 1.0
 
 
 def _wrapped(optimizer: FairseqOptimizer) -> FairseqOptimizer:

@@ -101,7 +101,7 @@ def to_plain(state: dict[str, Any]) -> dict[str, Any]:
         plain_args = Namespace(**{**task_flags, **set_flags, "arch": PLAIN_ARCHS[arch]})
     weights = weights_of(state)
     criterion = _plain_criterion(config)
-    plain = {**state, "model": weights}
+    plain = {**state, "model": weights, "criterion": None}  # an opponent of the model, if any
     plain["cfg"] = {**config, "model": plain_args, "criterion": criterion}
     if isinstance(config.get("task"), Namespace):
         # A task that fairseq has not typed holds all flags, and may look at the criterion's name.

@@ -77,6 +77,11 @@ def test_accumulation_equals_one_double_batch(translation_data: Path, tmp_path: 
 WITH_LOSSES = {
     "disagreement": ("--criterion", "repulsive", "--diversity-weight", 3, "--log-dist"),
     "ct": ("--criterion", "alignment", "--arch", "transformer_alignment", "--alignment-weight", 3),
+    # Masks follow the random state of a rank, so there are none; the game is played all the same.
+    "attendout": (
+        *("--criterion", "attendout", "--arch", "transformer_attendout", "--attendout-drop", 1e-6),
+        *("--attendout-steps", 2, "--attendout-samples", 7, "--attendout-optimizer", "sgd"),
+    ),
 }
 
 

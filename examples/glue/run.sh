@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
 # Import a pretrained encoder, prepare a task, fine-tune, predict and score:
 #   MODEL=FOLDER examples/glue/run.sh TASK [OUT] [flags for fairseq-train …]
-# TASK is a GLUE task, e.g. MRPC, or ANLI, PAWS, WNUT-17 (entities), DREAM, HellaSWAG (multiple choice).
-# MODEL is a folder in Hugging Face's layout (BERT or RoBERTa). METHOD is the attention, one of
+# TASK is a GLUE task, e.g. MRPC, or ANLI, PAWS, IMDb, CoNLL-2003, WNUT-17 (entities), SWAG, DREAM, HellaSWAG
+# (multiple choice). MODEL is a folder in Hugging Face's layout (BERT or RoBERTa). METHOD is the attention:
 #   deterministic    the default; CRITERION=freelb or smart trains it adversarially
 #   babn, bam        Bayesian attention
 #   alignment        with ALIGNMENT=gan, ot or ct (default)
-#   asa              adversarial masks, with TAU as temperature
+#   asa              adversarial masks, with TAU as the price of a mask
 #   bernoulli, scheduled, magnitude    the same with masks that are not learnt
+#   attendout        a learned dropout of attention
+#   layerdrop, cell_dropout            the same without learning
 # PRESET is a file of configs/ without its ending, by default small. CORPUS=FOLDER has the task's files,
 # which are downloaded otherwise. What is there already is kept.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
-task=${1:?"which task? e.g. MRPC, RTE, CoLA, STS-B, SST-2, QNLI, QQP, MNLI"}
+task=${1:?"which task? e.g. MRPC, RTE, CoLA, STS-B, SST-2, QNLI, QQP, MNLI, WNUT-17, SWAG"}
 out=${2:-runs/glue}
 shift $(($# < 2 ? $# : 2))
 METHOD=${METHOD:-deterministic} PRESET=${PRESET:-small} ALIGNMENT=${ALIGNMENT:-ct}
@@ -32,19 +34,21 @@ case $task in
       --best-checkpoint-metric pearson_and_spearman) ;;
   ANLI) prepare=(prepare_anli.py) classes=3 ;;
   PAWS) prepare=(prepare_paws.py) ;;
-  WNUT-17)
-    prepare=(prepare_wnut17.py) kind=token_tagging classes=
-    report=(--best-checkpoint-metric f1) ;;
+  IMDb) prepare=(prepare_imdb.py) ;;
+  CoNLL-2003) prepare=(prepare_conll2003.py) kind=token_tagging ;;
+  WNUT-17) prepare=(prepare_wnut17.py) kind=token_tagging ;;
+  SWAG) prepare=(prepare_swag.py) kind=sentence_ranking classes=4 ;;
   DREAM) prepare=(prepare_dream.py) kind=sentence_ranking classes=3 ;;
   HellaSWAG) prepare=(prepare_hellaswag.py) kind=sentence_ranking classes=4 ;;
 esac
 source "$here/configs/$PRESET.sh"  # LR, BATCH, STEPS, WARMUP, FLAGS, perhaps TAU
 
 case $METHOD in
-  deterministic) objective=(--criterion "${CRITERION:-$kind}") ;;
+  deterministic | layerdrop | cell_dropout) objective=(--criterion "${CRITERION:-$kind}") ;;
   babn | bam) objective=(--criterion elbo --kl-anneal-updates "$STEPS") ;;
   alignment) objective=(--criterion alignment --alignment "$ALIGNMENT" --alignment-log-mmd) ;;
   asa) objective=(--criterion asa --asa-tau "${TAU:-0.3}") ;;
+  attendout) objective=(--criterion attendout) ;;
   bernoulli | scheduled | magnitude) objective=(--criterion asa) ;;
   *) echo "no METHOD '$METHOD', see the head of $0" >&2; exit 1 ;;
 esac
@@ -66,11 +70,13 @@ print(json.load(open(sys.argv[1]))["model"]["flags"])' "$imported/manifest.json"
 separator=(); python3 -c '
 import json, sys
 sys.exit(not json.load(open(sys.argv[1]))["model"]["two_separators"])' "$imported/manifest.json" &&
-  [ $kind != token_tagging ] && separator=(--separator-token 2)
+  separator=(--separator-token 2)
+shape=(--num-classes "$classes")
+[ $kind != token_tagging ] || shape=() separator=() report=(--best-checkpoint-metric f1)
 run=$out/$task/$NAME
 fairseq-train "$out/$task/data" "${model[@]}" --user-dir "$root/fairseq_stochattn" \
   --arch "roberta_$METHOD" --finetune-from-model "$imported/model.pt" --task $kind \
-  ${classes:+--num-classes $classes} --init-token 0 "${separator[@]}" "${objective[@]}" "${report[@]}" \
+  "${shape[@]}" --init-token 0 "${separator[@]}" "${objective[@]}" "${report[@]}" \
   --maximize-best-checkpoint-metric --optimizer adam --adam-betas "(0.9, 0.98)" --adam-eps 1e-6 \
   --weight-decay 0.01 --clip-norm 1 --pooler-dropout 0.1 --batch-size "$BATCH" --lr "$LR" \
   --lr-scheduler polynomial_decay --warmup-updates "$WARMUP" --total-num-update "$STEPS" \

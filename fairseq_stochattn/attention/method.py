@@ -165,6 +165,10 @@ class AttentionMethod(nn.Module, ABC):
     def forward(self, logits: Tensor, cells: Cells) -> Tensor:
         """logits (B, H, T, S) → logits (B, H, T, S)."""
 
+    def reweigh(self, weights: Tensor, cells: Cells) -> Tensor:
+        """weights (B, H, T, S) behind the softmax → weights, for what logits cannot express."""
+        return weights
+
     @property
     def stochastic(self) -> bool:
         """Sample in training, and in eval where ``--retain-dropout`` asks for it; else the mean."""
@@ -309,7 +313,7 @@ def collect_losses(model: nn.Module) -> Iterator[tuple[str, NamedLoss]]:
 
 
 def attend(logits: Tensor, cells: Cells, methods: MethodDict) -> Tensor:
-    """logits → weights, (B, H, T, S), in fp32 or better: methods, then mask, then softmax."""
+    """logits → weights, (B, H, T, S), in fp32 or better: methods, mask, softmax, methods again."""
     product = logits
     for method in methods.values():
         logits = method(logits, cells)
@@ -321,4 +325,7 @@ def attend(logits: Tensor, cells: Cells, methods: MethodDict) -> Tensor:
     else:
         masked = cells.mask(logits)
     precision = torch.promote_types(masked.dtype, torch.float32)
-    return torch.softmax(masked, dim=-1, dtype=precision)
+    weights = torch.softmax(masked, dim=-1, dtype=precision)
+    for method in methods.values():
+        weights = method.reweigh(weights, cells)
+    return weights

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from torch import Tensor, nn
 
@@ -53,12 +54,20 @@ class AttentionConfig(FairseqDataclass):
 class AttentionStack(nn.Module):
     """The layers of one site: shared modules, per-forward state, and what is known of the batch."""
 
-    def __init__(self, site: str, num_layers: int, num_heads: int, head_dim: int) -> None:
+    def __init__(
+        self,
+        site: str,
+        num_layers: int,
+        num_heads: int,
+        head_dim: int,
+        dictionary: Dictionary | None = None,
+    ) -> None:
         super().__init__()
         self.site = site
         self.num_layers = num_layers
         self.num_heads = num_heads
         self.head_dim = head_dim
+        self.dictionary = dictionary  # of the tokens behind the queries
         self.shared = MethodDict()
         self.methods: list[AttentionMethod] = []  # a plain list: they are children of the layers
         self.state: dict[str, Any] = {}
@@ -160,9 +169,13 @@ def select_sites(spec: str, present: Sequence[str], methods: Sequence[str]) -> d
 
 
 def build_stacks(
-    config: Namespace, attentions: dict[str, Sequence[nn.Module]]
+    config: Namespace,
+    attentions: dict[str, Sequence[nn.Module]],
+    dictionaries: dict[str, Dictionary],
 ) -> dict[str, AttentionStack]:
     """Put the methods of ``config`` into the attention modules of each site.
+
+    ``dictionaries`` know the tokens behind the queries of a site.
 
     Every module gets ``stack`` (a reference, not a child) and ``attention_methods``, which is
     empty in layers that were not selected.
@@ -175,7 +188,9 @@ def build_stacks(
     stacks = {}
     for site, modules in attentions.items():
         sizes = modules[0].sizes()
-        stack = AttentionStack(site, len(modules), sizes["num_heads"], sizes["head_dim"])
+        stack = AttentionStack(
+            site, len(modules), sizes["num_heads"], sizes["head_dim"], dictionaries[site]
+        )
         for name in chosen[site]:
             shared = METHODS[name].build_shared(config, stack)
             if shared is not None:

@@ -5,6 +5,7 @@ The exceptions are electra and tagging, which are such tasks' own.
 
 from fairseq_stochattn.criterions import (
     alignment,
+    attendout,
     attention_losses,
     elbo,
     electra,
@@ -16,6 +17,7 @@ from fairseq_stochattn.criterions import (
 
 __all__ = [
     "alignment",
+    "attendout",
     "attention_losses",
     "elbo",
     "electra",

@@ -105,8 +105,13 @@ def host_methods(owners: Sequence[nn.Module], config: Namespace) -> None:
         _refuse_impossible(owner, config)
         owner.__class__ = _hosting_class(type(owner))
         found.append(owner.attentions())
-    stacks = build_stacks(config, {site: x for sites in found for site, x in sites.items()})
-    for owner, sites in zip(owners, found, strict=True):
+    owned = list(zip(owners, found, strict=True))
+    stacks = build_stacks(
+        config,
+        {site: modules for _, sites in owned for site, modules in sites.items()},
+        {site: owner.dictionary for owner, sites in owned for site in sites},
+    )
+    for owner, sites in owned:
         owner.attention_stacks = nn.ModuleDict({site: stacks[site] for site in sites})
 
 
