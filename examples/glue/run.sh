@@ -71,11 +71,12 @@ separator=(); python3 -c '
 import json, sys
 sys.exit(not json.load(open(sys.argv[1]))["model"]["two_separators"])' "$imported/manifest.json" &&
   separator=(--separator-token 2)
-shape=(--num-classes "$classes")
+shape=(--num-classes "$classes") batches=
+[ $kind != sentence_prediction ] || batches=_by_length  # of like length: less padding
 [ $kind != token_tagging ] || shape=() separator=() report=(--best-checkpoint-metric f1)
 run=$out/$task/$NAME
 fairseq-train "$out/$task/data" "${model[@]}" --user-dir "$root/fairseq_stochattn" \
-  --arch "roberta_$METHOD" --finetune-from-model "$imported/model.pt" --task $kind \
+  --arch "roberta_$METHOD" --finetune-from-model "$imported/model.pt" --task "$kind$batches" \
   "${shape[@]}" --init-token 0 "${separator[@]}" "${objective[@]}" "${report[@]}" \
   --maximize-best-checkpoint-metric --optimizer adam --adam-betas "(0.9, 0.98)" --adam-eps 1e-6 \
   --weight-decay 0.01 --clip-norm 1 --pooler-dropout 0.1 --batch-size "$BATCH" --lr "$LR" \

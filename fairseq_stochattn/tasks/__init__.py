@@ -1,5 +1,5 @@
 """Tasks that fairseq lacks. Importing this package registers them."""
 
-from fairseq_stochattn.tasks import electra, tagging
+from fairseq_stochattn.tasks import by_length, electra, tagging
 
-__all__ = ["electra", "tagging"]
+__all__ = ["by_length", "electra", "tagging"]

@@ -2,7 +2,7 @@
 LR=1e-4 BATCH=16 FLAGS=(--seed 1)
 case $task in
   MRPC) STEPS=690 ;;  # 3 epochs
-  RTE) STEPS=624 ;;  # 4 epochs
+  RTE) STEPS=468 ;;  # 3 epochs
   CoLA) STEPS=1070 ;;  # 2 epochs
   STS-B) STEPS=1080 ;;
   *) STEPS=4000 ;;
