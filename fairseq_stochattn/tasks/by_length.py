@@ -1,7 +1,7 @@
 """fairseq's sentence_prediction with batches of like length, as its masked_lm has them.
 
-fairseq fills the batches of this task at random, so a batch is as long as its longest sentence: with
-16 sentences a batch of RTE, MRPC and CoLA that is 2.35, 1.43 and 1.81 times the tokens there are.
+fairseq fills the batches of this task at random, so a batch is as long as its longest sentence: of
+RTE, MRPC and CoLA, 16 sentences a batch, 2.35, 1.43 and 1.81 times the tokens there are.
 """
 
 from __future__ import annotations
