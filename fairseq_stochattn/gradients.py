@@ -1,5 +1,6 @@
 """Gradients of our own: the reversal (Ganin and Lempitsky 2015), by which one backward and one
-optimizer serve two opponents, and a highway layer whose backward writes in place."""
+optimizer serve two opponents; the straight-through estimate for binary masks (Bengio et al. 2013);
+and a highway layer whose backward writes in place."""
 
 from __future__ import annotations
 
@@ -30,6 +31,46 @@ def reverse_gradient(x: Tensor, strength: float = 1.0) -> Tensor:
     parameters it turns that network against everybody else, who still share one descent (CT).
     """
     return _ReverseGradient.apply(x, strength)
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hard: Tensor, soft: Tensor) -> Tensor:
+        return hard.to(soft.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, gradient
+
+
+def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
+    """The value of ``hard``, with the gradient of ``soft`` that stands for it."""
+    return _StraightThrough.apply(hard, soft)
+
+
+class _MaskLastRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, m: Tensor) -> Tensor:
+        ctx.rows, ctx.dtype = m.size(0), m.dtype
+        ctx.mark_dirty(logits)
+        logits[-ctx.rows :].masked_fill_(m.bool(), torch.finfo(logits.dtype).min)
+        return logits
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+        if not ctx.needs_input_grad[1]:
+            return gradient, None
+        return gradient, -gradient[-ctx.rows :].sum(dim=1, keepdim=True, dtype=ctx.dtype)
+
+
+def mask_last_rows(logits: Tensor, m: Tensor) -> Tensor:
+    """logits (N, H, T, S) with μ added, in place, to their last B rows: μ is 0 where m (B, 1, T, S)
+    is 0 and as good as −inf where it is 1.
+
+    The gradient of m is that of −μ: a masked cell has no weight, so it gets none, and neither do
+    its logits.
+    """
+    return _MaskLastRows.apply(logits, m)
 
 
 def plain_highway(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

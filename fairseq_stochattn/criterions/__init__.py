@@ -5,6 +5,7 @@ The exceptions are electra and tagging, which are such tasks' own.
 
 from fairseq_stochattn.criterions import (
     alignment,
+    asa,
     attention_losses,
     elbo,
     electra,
@@ -12,4 +13,4 @@ from fairseq_stochattn.criterions import (
     tagging,
 )
 
-__all__ = ["alignment", "attention_losses", "elbo", "electra", "repulsive", "tagging"]
+__all__ = ["alignment", "asa", "attention_losses", "elbo", "electra", "repulsive", "tagging"]

@@ -36,9 +36,8 @@ class ElboConfig(FairseqDataclass):
     )
 
 
-@register_criterion("elbo", dataclass=wrapping_config("ElboCriterionConfig", ElboConfig))
-class Elbo(AttentionLosses):
-    """Negative ELBO of the task under Bayesian attention (babn, bam)."""
+class AnnealedKl(AttentionLosses):
+    """The task's loss plus the annealed KL, and whatever else is left."""
 
     def __init__(self, task: Any, task_criterion: Any, cfg: Any) -> None:
         super().__init__(task, task_criterion, cfg)
@@ -46,22 +45,9 @@ class Elbo(AttentionLosses):
         self.schedule = Schedule(cfg.kl_weight, cfg.kl_start, cfg.kl_anneal_updates)
         self.mean = str(cfg.kl_reduction) == "mean"
 
-    def forward(
-        self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
-    ) -> tuple[Tensor, Any, dict[str, Any]]:
-        loss, sample_size, log = super().forward(model, sample, reduce)
-        nll = torch.as_tensor(log.get("nll_loss", log["loss"])).detach().sum()
-        kl = log.get("attention/kl", 0.0)
-        log["attention/nll"] = nll
-        log["attention/elbo"] = -(nll + self.weight(model) * kl)
-        return loss, sample_size, log
-
     def weight(self, model: nn.Module) -> float:
         """w of this update; at test time its full value."""
-        if not model.training:
-            return self.schedule.weight
-        methods = (m for m in model.modules() if isinstance(m, AttentionMethod))
-        return self.schedule(next((m.num_updates for m in methods), 0))
+        return self.schedule(updates_of(model)) if model.training else self.schedule.weight
 
     def reduce_loss(
         self, name: str, loss: NamedLoss, model: nn.Module, sample_size: Any
@@ -72,3 +58,24 @@ class Elbo(AttentionLosses):
         if self.mean:
             value = value / loss.count.clamp(min=1) * sample_size
         return value, self.weight(model)
+
+
+def updates_of(model: nn.Module) -> int:
+    """How many updates the model has had, as its methods know."""
+    methods = (m for m in model.modules() if isinstance(m, AttentionMethod))
+    return next((m.num_updates for m in methods), 0)
+
+
+@register_criterion("elbo", dataclass=wrapping_config("ElboCriterionConfig", ElboConfig))
+class Elbo(AnnealedKl):
+    """Negative ELBO of the task under Bayesian attention (babn, bam)."""
+
+    def forward(
+        self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, Any, dict[str, Any]]:
+        loss, sample_size, log = super().forward(model, sample, reduce)
+        nll = torch.as_tensor(log.get("nll_loss", log["loss"])).detach().sum()
+        kl = log.get("attention/kl", 0.0)
+        log["attention/nll"] = nll
+        log["attention/elbo"] = -(nll + self.weight(model) * kl)
+        return loss, sample_size, log

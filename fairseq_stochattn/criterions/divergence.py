@@ -1,0 +1,116 @@
+"""How far apart the predictions of a clean and an attacked model are: D[p_clean, p_attacked] of Wu
+et al. 2022, Eq. 6 and 10, for each kind of task.
+
+p_clean is a constant (virtual adversarial training). Sums over what the task's own loss sums over:
+target tokens, masked or tagged tokens, sentences; padding is in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_stochattn.distributions import at_least_float
+from fairseq_stochattn.tasks.tagging import IGNORED
+
+
+def categorical_kl(clean: Tensor, attacked: Tensor) -> Tensor:
+    """KL(p_clean ‖ p_attacked) from logits or log-probabilities, (…, K) → (…)."""
+    log_p = at_least_float(clean).detach().log_softmax(dim=-1)
+    log_q = at_least_float(attacked).log_softmax(dim=-1)
+    return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=-1)
+
+
+def bernoulli_kl(clean: Tensor, attacked: Tensor) -> Tensor:
+    """KL of two coins, from their logits."""
+    clean, attacked = at_least_float(clean).detach(), at_least_float(attacked)
+    p = clean.sigmoid()
+    heads = F.logsigmoid(clean) - F.logsigmoid(attacked)
+    tails = F.logsigmoid(-clean) - F.logsigmoid(-attacked)
+    return p * heads + (1 - p) * tails
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What the task's criterion ran: the model, the batch, and the outputs of every forward."""
+
+    model: nn.Module
+    sample: dict[str, Any]
+    criterion: Any  # the task's own
+    clean: Sequence[Tensor]
+    attacked: Sequence[Tensor]
+
+    @property
+    def target(self) -> Tensor:
+        return self.model.get_targets(self.sample, [self.clean[0]])
+
+    def halves(self) -> tuple[Tensor, Tensor]:
+        return self.clean[0], self.attacked[0]
+
+
+def of_tokens(seen: Predictions) -> Tensor:
+    """Translation and language models: over target tokens."""
+    clean, attacked = seen.halves()  # (B, T, V)
+    if getattr(seen.model.decoder, "adaptive_softmax", None) is not None:
+        # Such a decoder hands out features.
+        probabilities = seen.model.get_normalized_probs
+        with torch.no_grad():
+            clean = probabilities((clean, None), log_probs=True)
+        attacked = probabilities((attacked, None), log_probs=True)
+    counted = seen.target.ne(seen.criterion.padding_idx)
+    counted[:, : getattr(seen.criterion, "ignore_prefix_size", 0)] = False
+    return total(categorical_kl(clean, attacked), counted)
+
+
+def of_masked_tokens(seen: Predictions) -> Tensor:
+    """Masked language models: over what is masked, (n, V)."""
+    kl = categorical_kl(*seen.halves())
+    if kl.dim() > 1:  # nothing is masked: fairseq then projects every token
+        return total(kl, torch.zeros_like(kl, dtype=torch.bool))
+    return kl.sum()
+
+
+def of_replacements(seen: Predictions) -> Tensor:
+    """ELECTRA's discriminator: over real tokens, (B, T)."""
+    real = seen.sample["net_input"]["src_tokens"].ne(seen.criterion.padding_idx)
+    return total(bernoulli_kl(*seen.halves()), real)
+
+
+def of_tags(seen: Predictions) -> Tensor:
+    """Tagging: over the tokens that have a tag, (B, T, K)."""
+    return total(categorical_kl(*seen.halves()), seen.target.ne(IGNORED))
+
+
+def of_sentences(seen: Predictions) -> Tensor:
+    """Classes (B, K), or with regression the squared difference of numbers (B, 1)."""
+    clean, attacked = seen.halves()
+    if seen.criterion.regression_target:
+        return (at_least_float(attacked) - at_least_float(clean).detach()).square().sum()
+    return categorical_kl(clean, attacked).sum()
+
+
+def of_options(seen: Predictions) -> Tensor:
+    """Multiple choice: one forward and score (B, 1) an option."""
+    return categorical_kl(*(torch.cat(list(x), dim=1) for x in (seen.clean, seen.attacked))).sum()
+
+
+def total(values: Tensor, counted: Tensor) -> Tensor:
+    return values.masked_fill(~counted, 0.0).sum()
+
+
+# By the criterion that is wrapped.
+DIVERGENCES: dict[str, Callable[[Predictions], Tensor]] = {
+    "label_smoothed_cross_entropy": of_tokens,
+    "cross_entropy": of_tokens,
+    "adaptive_loss": of_tokens,
+    "masked_lm": of_masked_tokens,
+    "electra": of_replacements,
+    "sentence_prediction": of_sentences,
+    "sentence_ranking": of_options,
+    "token_tagging": of_tags,
+}
