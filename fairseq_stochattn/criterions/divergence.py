@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from fairseq.modules import AdaptiveSoftmax
 from torch import Tensor, nn
 
 from fairseq_stochattn.distributions import at_least_float
@@ -35,6 +36,18 @@ def bernoulli_kl(clean: Tensor, attacked: Tensor) -> Tensor:
     return p * heads + (1 - p) * tails
 
 
+def adaptive_kl(softmax: AdaptiveSoftmax, clean: Tensor, attacked: Tensor) -> Tensor:
+    """Of fairseq's adaptive softmax over features (B, T, C) → (B, T), by the chain rule: the head
+    chooses a word or a cluster, the tail of that cluster a word."""
+    rows = [x.flatten(0, 1) for x in (clean.detach(), attacked)]
+    heads = [softmax.head(x) for x in rows]
+    p = at_least_float(heads[0]).detach().softmax(dim=-1)
+    kl = categorical_kl(*heads)
+    for cluster, tail in enumerate(softmax.tail, start=softmax.cutoff[0]):
+        kl = kl + p[:, cluster] * categorical_kl(*(tail(x) for x in rows))
+    return kl.view(clean.shape[:2])
+
+
 @dataclass(frozen=True)
 class Predictions:
     """What the task's criterion ran: the model, the batch, and the outputs of every forward."""
@@ -55,16 +68,15 @@ class Predictions:
 
 def of_tokens(seen: Predictions) -> Tensor:
     """Translation and language models: over target tokens."""
-    clean, attacked = seen.halves()  # (B, T, V)
-    if getattr(seen.model.decoder, "adaptive_softmax", None) is not None:
-        # Such a decoder hands out features.
-        probabilities = seen.model.get_normalized_probs
-        with torch.no_grad():
-            clean = probabilities((clean, None), log_probs=True)
-        attacked = probabilities((attacked, None), log_probs=True)
+    clean, attacked = seen.halves()  # (B, T, V), or features for an adaptive softmax
+    adaptive = getattr(seen.model.decoder, "adaptive_softmax", None)
+    if adaptive is None:
+        kl = categorical_kl(clean, attacked)
+    else:
+        kl = adaptive_kl(adaptive, clean, attacked)
     counted = seen.target.ne(seen.criterion.padding_idx)
     counted[:, : getattr(seen.criterion, "ignore_prefix_size", 0)] = False
-    return total(categorical_kl(clean, attacked), counted)
+    return total(kl, counted)
 
 
 def of_masked_tokens(seen: Predictions) -> Tensor:
