@@ -16,9 +16,10 @@ from fairseq_stochattn.attention.doubling import doubled_batch
 from fairseq_stochattn.attention.method import Cells, attend, collect_losses, collecting_losses
 from fairseq_stochattn.criterions.divergence import categorical_kl
 from fairseq_stochattn.export import is_ours
-from fairseq_stochattn.gradients import straight_through
+from fairseq_stochattn.gradients import mask_last_rows, straight_through
 
 ROWS = zoo.sentences(9, 7, 4, 1)
+GONE = 1e-9  # the weight of a masked cell is less
 
 
 def build(**overrides) -> nn.Module:
@@ -91,7 +92,7 @@ def test_a_cell_is_masked_with_its_probability() -> None:
     times = 1500
     counts = torch.zeros(6, 6)
     for _ in range(times):
-        counts += attend(logits.clone(), cells, {"asa": method})[2, 0] == 0
+        counts += attend(logits.clone(), cells, {"asa": method})[2, 0] < GONE
         list(collect_losses(method))
     spread = 4 * (probability * (1 - probability) / times).sqrt()
     # A row of six cells loses them all in one of a thousand: then one of them stays.
@@ -106,12 +107,13 @@ def test_straight_through_is_the_value_of_one_and_the_gradient_of_the_other() ->
     torch.testing.assert_close(found, torch.arange(50) * x.sigmoid() * (-x).sigmoid())
 
 
-def test_the_gradient_against_finite_differences_of_the_relaxed_objective(
+def test_the_gradient_against_differences_of_the_relaxed_objective(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The relaxed objective has μ as it is sampled, and −σ(x) in place of it to differentiate; what
-    the attention descends, the adversary climbs; the penalty it descends."""
+    """The relaxed objective has, in a cell's place, the line between the attention with and without
+    it, and σ(x) for the mask; the adversary climbs it, and descends the penalty."""
     method, cells, logits = one_layer()
+    half = cells.attacked()
     generator = torch.Generator().manual_seed(1)
     readout = torch.randn(2, 2, 6, 6, dtype=torch.double, generator=generator)
     kept: list[Tensor] = []
@@ -128,30 +130,40 @@ def test_the_gradient_against_finite_differences_of_the_relaxed_objective(
     (found,) = torch.autograd.grad((weights[2:] * readout).sum(), x, retain_graph=True)
     share = dict(collect_losses(method))["masked_share"]
     (penalty,) = torch.autograd.grad(share.value, x)
+    masked = (weights[2:] < GONE).all(dim=1) & half.valid[:, 0]  # (B, T, S)
 
-    masked = (weights[2:] == 0).all(dim=1) & cells.attacked().valid[:, 0]  # (B, T, S)
-    assert masked.any()
-    bias = torch.zeros(2, 6, 6, dtype=torch.double).masked_fill(masked, -torch.inf)
+    def objective(gone: Tensor) -> Tensor:
+        scores = logits[2:].masked_fill(gone.unsqueeze(1) | half.blocked, -torch.inf)
+        return (scores.softmax(dim=-1) * readout).sum()
 
-    def objective(mu: Tensor) -> Tensor:
-        blocked = cells.attacked().blocked
-        total = (logits[2:] + mu.unsqueeze(1)).masked_fill(blocked, -torch.inf)
-        return (total.softmax(dim=-1) * readout).sum()
+    slope = x.sigmoid() * (-x).sigmoid()
+    compared = {True: 0, False: 0}
+    for b, t, s in half.valid[:, 0].nonzero().tolist():
+        assert penalty[b, 0, t, s].item() == pytest.approx(slope[b, 0, t, s].item(), abs=1e-12)
+        with_it, without = masked.clone(), masked.clone()
+        with_it[b, t, s], without[b, t, s] = False, True
+        if (without | half.blocked[:, 0])[b, t].all():
+            continue  # the only one of its row
+        # More of σ(x) is less of the cell; what the attention would descend is climbed.
+        expected = (objective(with_it) - objective(without)) * slope[b, 0, t, s]
+        assert found[b, 0, t, s].item() == pytest.approx(expected.item(), rel=1e-6, abs=1e-9)
+        compared[bool(masked[b, t, s])] += 1
+    assert min(compared.values()) > 5
+    assert not found[~half.valid].any()
+    assert not penalty[~half.valid].any()
 
-    slope = (x.sigmoid() * (-x).sigmoid()).squeeze(1)
-    step = 1e-5
-    for cell in cells.attacked().valid[:, 0].nonzero().tolist():
-        small = torch.zeros_like(bias)
-        small[tuple(cell)] = step
-        numeric = (objective(bias + small) - objective(bias - small)) / (2 * step)
-        # m̃ = σ(x) lowers μ; reversed, so x gets the gradient of +μ.
-        expected = numeric * slope[tuple(cell)]
-        b, t, s = cell
-        assert found[b, 0, t, s].item() == pytest.approx(expected.item(), abs=1e-9)
-        assert penalty[b, 0, t, s].item() == pytest.approx(slope[b, t, s].item(), abs=1e-12)
-    invalid = ~cells.attacked().valid
-    assert not found[invalid].any()
-    assert not penalty[invalid].any()
+
+def test_masked_logits_get_no_gradient_and_kept_ones_that_of_a_softmax_without_them() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, 2, 3, 5, dtype=torch.double, generator=generator)
+    m = (torch.rand(2, 1, 3, 5, generator=generator) > 0.6).double()
+    m[..., 0] = 0
+    readout = torch.randn(4, 2, 3, 5, dtype=torch.double, generator=generator)
+    found, expected = (logits.clone().requires_grad_() for _ in range(2))
+    (mask_last_rows(found * 1, m).softmax(dim=-1) * readout).sum().backward()
+    mask = torch.cat([torch.zeros_like(m), m]).bool()
+    (expected.masked_fill(mask, -torch.inf).softmax(dim=-1) * readout).sum().backward()
+    torch.testing.assert_close(found.grad, expected.grad, rtol=1e-8, atol=1e-9)
 
 
 def test_the_penalty_reaches_the_adversary_alone() -> None:

@@ -62,7 +62,7 @@ def test_every_task(task: str, request: pytest.FixtureRequest, tmp_path: Path) -
     for row in rows[1:]:
         assert float(row["asa_weight"]) == (25 if task == "electra" else 0.5)
         assert float(row["masked_share_weight"]) == (0.1 if task in PRETRAINING else 0.3)
-        assert 0.05 < float(row["masked_share"]) < 0.2
+        assert 0.2 < float(row["masked_share"]) < 0.6
         assert float(row["asa"]) >= 0
         assert ("asa_sentence" in row) == (task in PRETRAINING)
         by_layer = [
@@ -80,7 +80,7 @@ def test_every_task(task: str, request: pytest.FixtureRequest, tmp_path: Path) -
     assert not [name for name in output.stats["valid"][-1] if "asa" in name or "masked" in name]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ["translation", "electra", "choice"])
 def test_without_a_mask_there_is_no_divergence(
     task: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -136,22 +136,18 @@ def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adversarial, "logistic_noise", torch.zeros_like)
 
 
-def whole_batches(method: str, data: Path, save: Path) -> tuple:
+def whole_batches(data: Path, save: Path) -> tuple:
     """Train on batches of 64; the flags."""
-    flags = (*SGD, "--criterion", "asa", "--arch", f"transformer_{method}", "--asa-weight", 5)
-    flags = (*flags, "--asa-initial-share", 0.5)
+    flags = (*SGD, "--criterion", "asa", "--arch", "transformer_asa", "--asa-weight", 5)
     output = commands.train(data, save, *flags)
     assert 0.05 < float(output.stats["train_inner"][-1]["masked_share"]) < 0.8
     return flags
 
 
-@pytest.mark.parametrize("method", ["asa", "magnitude"])
 @pytest.mark.usefixtures("no_noise")
-def test_accumulation_equals_one_double_batch(
-    method: str, translation_data: Path, tmp_path: Path
-) -> None:
+def test_accumulation_equals_one_double_batch(translation_data: Path, tmp_path: Path) -> None:
     data = one_length(translation_data, tmp_path)
-    flags = whole_batches(method, data, tmp_path / "whole")
+    flags = whole_batches(data, tmp_path / "whole")
     commands.train(data, tmp_path / "halves", *flags, "--batch-size", 32, "--update-freq", 2)
     assert_same_training(tmp_path / "whole", tmp_path / "halves", data, flags)
 
@@ -159,7 +155,7 @@ def test_accumulation_equals_one_double_batch(
 @pytest.mark.usefixtures("no_noise")
 def test_two_ranks_equal_one_process(translation_data: Path, tmp_path: Path) -> None:
     data = one_length(translation_data, tmp_path)
-    flags = whole_batches("asa", data, tmp_path / "one")
+    flags = whole_batches(data, tmp_path / "one")
     plugin = tmp_path / "noiseless"
     plugin.mkdir()
     (plugin / "__init__.py").write_text(NOISELESS)
@@ -168,17 +164,14 @@ def test_two_ranks_equal_one_process(translation_data: Path, tmp_path: Path) -> 
     assert_same_training(tmp_path / "one", tmp_path / "two", data, flags)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_reduced_precision_learns(
-    precision: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    found = []
-    for more in ((), (*PRECISIONS[precision], "--fp16-init-scale", 4)):
-        save = tmp_path / str(len(more))
-        output = train("language_modeling", "asa", request, save, "--max-update", 6, *more)
-        found.append([float(row["asa"]) for row in output.stats["train_inner"]])
+def test_reduced_precision_learns(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    found = {}
+    for name, more in {"full": (), **PRECISIONS}.items():
+        flags = ("--max-update", 6, "--no-save", *more, "--fp16-init-scale", 4)
+        output = train("language_modeling", "asa", request, tmp_path / name, *flags)
+        found[name] = [float(row["asa"]) for row in output.stats["train_inner"]]
         assert output.losses()[-1] < output.losses()[0]
-    assert found[1] == pytest.approx(found[0], rel=0.3, abs=1e-3)
+        assert found[name] == pytest.approx(found["full"], rel=0.3, abs=1e-3)
 
 
 def test_resuming_continues_exactly(request: pytest.FixtureRequest, tmp_path: Path) -> None:

@@ -30,7 +30,11 @@ class AdversarialConfig(FairseqDataclass):
         default=0, metadata={"help": "d, width of the adversary's Q̃ and K̃; 0: that of one head"}
     )
     asa_initial_share: float = field(
-        default=0.1, metadata={"help": "share of cells that the adversary masks to begin with"}
+        default=0.5,
+        metadata={
+            "help": "share of cells that the adversary masks to begin with; a small one lets it "
+            "fall asleep, since a KL near 0 has no slope"
+        },
     )
 
 

@@ -64,12 +64,12 @@ class Masking(AttentionMethod):
         if not cells.doubled:
             self.rest()
             return logits
-        cells = cells.attacked()
+        logits, cells = at_least_float(logits), cells.attacked()
         valid, count = self.valid_cells(cells)
         score = self.score(logits[-valid.size(0) :], cells, valid)
         masked = masked_cells(score.detach(), valid)
         self.leave(self.own_share, masked.sum(), count=count)
-        return mask_last_rows(logits, self.mask(masked, score, valid, count))
+        return mask_last_rows(logits, self.mask(masked, score, valid, count), cells.blocked)
 
     def mask(self, masked: Tensor, score: Tensor, valid: Tensor, count: Tensor) -> Tensor:
         """The mask (B, 1, T, S) as the attention gets it; what it costs is left behind."""
@@ -187,8 +187,7 @@ class MagnitudeMasking(Masking):
         self.share = checked_share(config.magnitude_share, "--magnitude-share")
 
     def score(self, logits: Tensor, cells: Cells, valid: Tensor) -> Tensor:
-        logits = at_least_float(logits.detach())
-        weights = cells.mask(logits).softmax(dim=-1).mean(dim=1, keepdim=True)
+        weights = cells.mask(logits.detach()).softmax(dim=-1).mean(dim=1, keepdim=True)
         weights = weights.masked_fill(~valid, -1.0)
         ordered = weights.flatten(1).sort(dim=1, descending=True).values  # (B, T·S)
         number = (self.share * valid.flatten(1).sum(dim=1, keepdim=True)).floor().long()
