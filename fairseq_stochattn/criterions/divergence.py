@@ -20,11 +20,25 @@ from fairseq_stochattn.distributions import at_least_float
 from fairseq_stochattn.tasks.tagging import IGNORED
 
 
+class _CategoricalKl(torch.autograd.Function):
+    """``categorical_kl`` of rows (N, K), with fewer tensors of a vocabulary's width."""
+
+    @staticmethod
+    def forward(ctx: Any, clean: Tensor, attacked: Tensor) -> Tensor:
+        difference, log_q = clean.log_softmax(dim=-1), attacked.log_softmax(dim=-1)
+        p = difference.exp()
+        ctx.save_for_backward(p, log_q)
+        return torch.linalg.vecdot(p, difference.sub_(log_q))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        p, log_q = ctx.saved_tensors
+        return None, log_q.exp().sub_(p).mul_(gradient.unsqueeze(-1))
+
+
 def categorical_kl(clean: Tensor, attacked: Tensor) -> Tensor:
     """KL(p_clean ‖ p_attacked) from logits or log-probabilities, (…, K) → (…)."""
-    log_p = at_least_float(clean).detach().log_softmax(dim=-1)
-    log_q = at_least_float(attacked).log_softmax(dim=-1)
-    return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=-1)
+    return _CategoricalKl.apply(at_least_float(clean).detach(), at_least_float(attacked))
 
 
 def bernoulli_kl(clean: Tensor, attacked: Tensor) -> Tensor:
