@@ -1,4 +1,5 @@
-"""Weibull, gamma and lognormal, as attention weights need them: samples, means, KLs, in log space.
+"""Weibull, gamma and lognormal, as attention weights need them: samples, means, KLs, in log space;
+and the noise of binary masks.
 
 Pure functions of tensors. They compute in fp32 or better; callers hand over ``at_least_float``
 tensors. k is a Weibull's shape and λ its scale, α and β a gamma's shape and rate, μ and s a
@@ -106,6 +107,11 @@ def kl_lognormal(mu: Tensor, s: Tensor, prior_mu: Tensor, prior_s: Tensor) -> Te
     """KL(LogNormal(μ, s) ‖ LogNormal(μ₀, s₀)), which is that of the normals in log space."""
     ratio = s / prior_s
     return 0.5 * (ratio**2 + ((mu - prior_mu) / prior_s) ** 2 - 1) - ratio.log()
+
+
+def logistic_noise(like: Tensor) -> Tensor:
+    """log u − log(1−u), u ~ U(0, 1): a logit plus it is positive with the logit's probability."""
+    return torch.rand_like(like).logit_(eps=2.0**-25)
 
 
 class _WeibullAttention(torch.autograd.Function):

@@ -1,8 +1,10 @@
 """Gradients of our own: the reversal (Ganin and Lempitsky 2015), by which one backward and one
-optimizer serve two opponents; a highway layer and a gathering whose backward writes in place."""
+optimizer serve two opponents; the straight-through estimate for binary masks (Bengio et al. 2013);
+a highway layer and a gathering whose backward writes in place."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -30,6 +32,62 @@ def reverse_gradient(x: Tensor, strength: float = 1.0) -> Tensor:
     parameters it turns that network against everybody else, who still share one descent (CT).
     """
     return _ReverseGradient.apply(x, strength)
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hard: Tensor, soft: Tensor) -> Tensor:
+        return hard.to(soft.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, gradient
+
+
+def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
+    """The value of ``hard``, with the gradient of ``soft`` that stands for it."""
+    return _StraightThrough.apply(hard, soft)
+
+
+# As good as −∞ beside what a row keeps, e^−25 ≈ 1e-11, and small enough to divide by.
+_MASKED = 25.0
+
+
+class _MaskLastRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, m: Tensor, blocked: Tensor | None) -> Tensor:
+        ctx.mark_dirty(logits)
+        rows, masked = logits[-m.size(0) :], m.bool()
+        kept = rows.masked_fill(masked if blocked is None else masked | blocked, -torch.inf)
+        total = kept.logsumexp(dim=-1, keepdim=True)  # (B, H, T, 1)
+        if ctx.needs_input_grad[1]:
+            # The softmax will hand over W_s·r, with r = ∂L/∂W_s − Σ W ∂L/∂W, for every cell.
+            odds = rows - total
+            opened = odds.sigmoid().mul_(math.exp(_MASKED))
+            closed = odds.exp().neg_().add_(1).clamp_(min=1e-3).reciprocal_()
+            ctx.save_for_backward(torch.where(masked, opened, closed))
+        rows.copy_(torch.where(masked, total - _MASKED, rows))
+        return logits
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        # What masked logits get is next to nothing already.
+        if not ctx.needs_input_grad[1]:
+            return gradient, None, None
+        (factor,) = ctx.saved_tensors
+        rows = gradient[-factor.size(0) :]
+        return gradient, -(rows * factor).sum(dim=1, keepdim=True), None
+
+
+def mask_last_rows(logits: Tensor, m: Tensor, blocked: Tensor | None = None) -> Tensor:
+    """logits (N, H, T, S), in fp32 or better, with the cells of their last B rows masked, in place,
+    where m (B, 1, T, S) is 1; ``blocked`` are the cells that have no weight in any case.
+
+    The gradient of m is that of the line between the weights with and without a cell. For a masked
+    cell s, which would have the weight p, ∂W/∂m_s = −p(δ_s − W); for a kept one it is
+    −W_s/(1 − W_s)·(δ_s − W). By the softmax alone masked cells would learn nothing.
+    """
+    return _MaskLastRows.apply(logits, m, blocked)
 
 
 def plain_highway(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

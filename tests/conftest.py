@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -122,6 +123,24 @@ def classification_data(text: Path, tmp_path_factory: pytest.TempPathFactory) ->
             str(folder / f"valid.{part}"),
             out=out / part,
         )
+    return out
+
+
+@pytest.fixture(scope="session")
+def regression_data(
+    text: Path, classification_data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The score of a sentence is its length; the test set has none."""
+    out = tmp_path_factory.mktemp("regression")
+    shutil.copytree(classification_data / "input0", out / "input0")
+    (out / "label").mkdir()
+    for split in ("train", "valid"):
+        scores = [
+            len(line.split()) / 9 for line in (text / f"{split}.src").read_text().splitlines()
+        ]
+        (out / "label" / f"{split}.label").write_text("".join(f"{x:.4f}\n" for x in scores))
+    for end in ("bin", "idx"):
+        shutil.copy(out / "input0" / f"valid.{end}", out / "input0" / f"test.{end}")
     return out
 
 

@@ -32,6 +32,10 @@ CLASSIFICATION = (
     *("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", 5),
     *("--max-positions", 32),
 )
+REGRESSION = (
+    *("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", 1),
+    *("--max-positions", 32, "--regression-target"),
+)
 TAGGING = (
     *("--task", "token_tagging", "--criterion", "token_tagging"),
     *("--init-token", 0, "--max-positions", 64),

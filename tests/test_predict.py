@@ -39,30 +39,6 @@ def predicted(tmp_path: Path, capsys: pytest.CaptureFixture):
 
 
 @pytest.fixture(scope="module")
-def regression_data(
-    text: Path, classification_data: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """The score of a sentence is its length; the test set has none."""
-    out = tmp_path_factory.mktemp("regression")
-    shutil.copytree(classification_data / "input0", out / "input0")
-    (out / "label").mkdir()
-    for split in ("train", "valid"):
-        scores = [
-            len(line.split()) / 9 for line in (text / f"{split}.src").read_text().splitlines()
-        ]
-        (out / "label" / f"{split}.label").write_text("".join(f"{x:.4f}\n" for x in scores))
-    for end in ("bin", "idx"):
-        shutil.copy(out / "input0" / f"valid.{end}", out / "input0" / f"test.{end}")
-    return out
-
-
-REGRESSION = (
-    *("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", 1),
-    *("--max-positions", 32, "--regression-target"),
-)
-
-
-@pytest.fixture(scope="module")
 def classifier(classification_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("classifier")
     flags = ("--arch", "roberta_babn", *MODEL, *sizes.CLASSIFICATION)
@@ -73,7 +49,7 @@ def classifier(classification_data: Path, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def regressor(regression_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("regressor")
-    flags = ("--arch", "roberta_deterministic", *MODEL, *REGRESSION)
+    flags = ("--arch", "roberta_deterministic", *MODEL, *sizes.REGRESSION)
     commands.train(regression_data, folder, *flags)
     return folder / "checkpoint_last.pt"
 
@@ -313,7 +289,7 @@ def test_validation_reports_glues_metrics(
     """fairseq's own flags on our archs, under a criterion that wraps its own, say the same."""
     common = ("--arch", "roberta_babn", *sizes.ROBERTA, "--max-update", 4)
     report = ("--criterion", "elbo", "--report-pearson-and-spearman")
-    output = commands.train(regression_data, tmp_path / "r", *common, *REGRESSION, *report)
+    output = commands.train(regression_data, tmp_path / "r", *common, *sizes.REGRESSION, *report)
     _, metrics = predicted(regression_data, tmp_path / "r" / "checkpoint_last.pt")
     for name in ("pearson", "spearman"):
         logged = float(output.stats["valid"][-1][f"valid_{name}"])

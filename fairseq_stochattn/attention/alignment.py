@@ -125,6 +125,7 @@ class AlignmentAttention(AttentionMethod):
         return logits
 
     def _leave_losses(self, cells: Cells) -> None:
+        cells = cells.clean()
         q, k = at_least_float(cells.q) * self.unscale, at_least_float(cells.k)
         queries, keys = real_tokens(cells)
         present = (queries.present & keys.present).unsqueeze(1)  # (B, 1)

@@ -11,13 +11,14 @@ from abc import ABC, abstractmethod
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from fairseq.dataclass import FairseqDataclass
 from torch import Tensor, nn
 
+from fairseq_stochattn.attention.doubling import batch_is_doubled
 from fairseq_stochattn.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,11 +65,15 @@ class Cells:
     query_padding: Tensor | None  # (B, T), True at padding; None where unknown or none
     blocked: Tensor | None  # (B|1, 1, T|1, S), True where the query must not see the key
     stack: AttentionStack
+    doubled: bool = field(default_factory=batch_is_doubled)  # the second half is under attack
     _valid: Tensor | None = field(default=None, repr=False)
 
     @property
     def valid(self) -> Tensor:
-        """(B, 1, T, S): key no padding, query no padding, allowed by the causal mask."""
+        """(B, 1, T, S): key no padding, query no padding, allowed by the causal mask.
+
+        These are the cells that count; of a doubled batch those of the clean half.
+        """
         if self._valid is None:
             batch, _, targets, _ = self.q.shape
             shape = (batch, 1, targets, self.k.size(2))
@@ -79,8 +84,36 @@ class Cells:
                 valid = valid & ~self.key_padding[:, None, None, :]
             if self.query_padding is not None:
                 valid = valid & ~self.query_padding[:, None, :, None]
+            if self.doubled:
+                clean = torch.arange(batch, device=valid.device) < batch // 2
+                valid = valid & clean[:, None, None, None]
             self._valid = valid.expand(shape)
         return self._valid
+
+    def clean(self) -> Cells:
+        """The rows that count: all, or the first half of a doubled batch."""
+        return self._rows(slice(0, self.q.size(0) // 2)) if self.doubled else self
+
+    def attacked(self) -> Cells:
+        """The second half of a doubled batch."""
+        return self._rows(slice(self.q.size(0) // 2, None))
+
+    def _rows(self, rows: slice) -> Cells:
+        def of(x: Tensor | None) -> Tensor | None:
+            return x if x is None or x.size(0) == 1 else x[rows]  # (1, …) is one for all
+
+        return replace(
+            self,
+            q=self.q[rows],
+            k=self.k[rows],
+            query_input=self.query_input[:, rows],
+            key_input=None if self.key_input is None else self.key_input[:, rows],
+            key_padding=of(self.key_padding),
+            query_padding=of(self.query_padding),
+            blocked=of(self.blocked),
+            doubled=False,
+            _valid=None,
+        )
 
     def mask(self, logits: Tensor) -> Tensor:
         """The logits with −inf where the query must not see the key."""

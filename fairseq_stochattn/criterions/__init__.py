@@ -5,6 +5,7 @@ The exceptions are electra and tagging, which are such tasks' own.
 
 from fairseq_stochattn.criterions import (
     alignment,
+    asa,
     attendout,
     attention_losses,
     elbo,
@@ -17,6 +18,7 @@ from fairseq_stochattn.criterions import (
 
 __all__ = [
     "alignment",
+    "asa",
     "attendout",
     "attention_losses",
     "elbo",

@@ -65,7 +65,7 @@ def wrapping_config(name: str, *parts: type[FairseqDataclass]) -> type[FairseqDa
     return join_configs(name, *parts, TaskCriterionConfig, *map(criterion_config, WRAPPABLE))
 
 
-def _task_criterion_name(chosen: str, task: Any) -> str:
+def task_criterion_name(chosen: str, task: Any) -> str:
     if chosen == "auto":
         for task_name, criterion in DEFAULTS.items():
             if isinstance(task, TASK_REGISTRY[task_name]):
@@ -115,7 +115,7 @@ class AttentionLosses(FairseqCriterion):
 
     @classmethod
     def build_criterion(cls, cfg: Any, task: Any) -> AttentionLosses:
-        name = _task_criterion_name(cfg.task_criterion, task)
+        name = task_criterion_name(cfg.task_criterion, task)
         wrapped_class = CRITERION_REGISTRY[name]
         flags = cfg
         if not is_typed(wrapped_class):

@@ -47,10 +47,7 @@ class AnnealedKL(AttentionLosses):
 
     def weight(self, model: nn.Module) -> float:
         """w of this update; at test time its full value."""
-        if not model.training:
-            return self.schedule.weight
-        methods = (m for m in model.modules() if isinstance(m, AttentionMethod))
-        return self.schedule(next((m.num_updates for m in methods), 0))
+        return self.schedule(updates_of(model)) if model.training else self.schedule.weight
 
     def reduce_loss(
         self, name: str, loss: NamedLoss, model: nn.Module, sample_size: Any
@@ -61,6 +58,12 @@ class AnnealedKL(AttentionLosses):
         if self.mean:
             value = value / loss.count.clamp(min=1) * sample_size
         return value, self.weight(model)
+
+
+def updates_of(model: nn.Module) -> int:
+    """How many updates the model has had, as its methods know."""
+    methods = (m for m in model.modules() if isinstance(m, AttentionMethod))
+    return next((m.num_updates for m in methods), 0)
 
 
 @register_criterion("elbo", dataclass=wrapping_config("ElboCriterionConfig", ElboConfig))

@@ -21,6 +21,7 @@ from fairseq.models.roberta.model import base_architecture
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import Tensor
 
+from fairseq_stochattn.attention.doubling import batch_is_doubled, once, twice
 from fairseq_stochattn.errors import require_positive
 from fairseq_stochattn.models.backbone import Backbone, register_backbone
 from fairseq_stochattn.models.config import join_configs, set_defaults
@@ -94,16 +95,20 @@ class ElectraModel(RobertaModel):
         With ``masked_tokens`` (B, T) it is a step of pre-training: the generator's ``guesses``
         (n, V) at these positions, the ``corrupted`` tokens (B, T) with samples of them (by Gumbel
         ``noise`` (n, V) where it is given), and the discriminator on these. It is one call because
-        distributed training wants one a step.
+        distributed training wants one a step. Of a doubled batch ``guesses`` and ``corrupted`` are
+        those of one half, which both halves share.
         """
         if masked_tokens is None or self.generator is None:
             return super().forward(src_tokens, *args, **kwargs)
+        doubled = batch_is_doubled()
+        if doubled:  # one corruption for both halves
+            src_tokens, masked_tokens = once(src_tokens), once(masked_tokens)
         guesses = self.generator(src_tokens, masked_tokens)
         if noise is None:
             noise = gumbel_noise(guesses.shape, guesses.device)
         samples = sample_tokens(guesses, noise, never=self.encoder.dictionary.pad())
         corrupted = put_tokens(src_tokens, masked_tokens, samples)
-        x, extra = super().forward(corrupted, *args, **kwargs)
+        x, extra = super().forward(twice(corrupted) if doubled else corrupted, *args, **kwargs)
         return x, {**extra, "guesses": guesses, "corrupted": corrupted}
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
