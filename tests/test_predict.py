@@ -15,6 +15,7 @@ import commands
 import labelled
 import sizes
 from fairseq_stochattn import predict, predictions
+from fairseq_stochattn.loading import DataSelection, load_batches, load_models
 from fairseq_stochattn.metrics import count_spans
 from fairseq_stochattn.sampling import sampled_attention
 
@@ -98,7 +99,7 @@ def test_classes(classification_data: Path, classifier: Path, predicted) -> None
 def test_order_is_that_of_the_sentences(classification_data: Path, classifier: Path, predicted):
     """Each line belongs to its sentence: the model, asked one by one, says the same."""
     found, _ = predicted(classification_data, classifier)
-    (model,), task = predict.load([str(classifier)], str(classification_data), {})
+    (model,), task, _ = load_models([str(classifier)], str(classification_data), {})
     symbols = task.source_dictionary
     sentences = labelled.decoded(classification_data / "input0", "valid")
     for row, sentence in zip(found, sentences, strict=True):
@@ -187,8 +188,8 @@ def test_samples_are_averaged(classification_data: Path, classifier: Path, predi
     mean, _ = predicted(classification_data, classifier)
     assert found == again
     assert found != mean
-    (model,), task = predict.load([str(classifier)], str(classification_data), {})
-    (sample,) = predict.batches(task, [model], str(classification_data), "valid", 64)
+    (model,), task, _ = load_models([str(classifier)], str(classification_data), {})
+    (sample,) = load_batches(task, [model], DataSelection(str(classification_data)))
     torch.manual_seed(5)
     head = {"classification_head_name": "sentence_classification_head"}
     with sampled_attention([model]), torch.no_grad():
@@ -242,7 +243,7 @@ def test_text_for_people(classification_data: Path, classifier: Path, capsys) ->
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (("--gen-subset", "nowhere"), "has no nowhere set"),
+        (("--gen-subset", "nowhere"), "no nowhere set in"),
         (("--output", "no/such/folder/x"), "no/such/folder is no directory"),
         (("--samples", -1), "--samples must not be negative"),
         (("--model-overrides", "oops"), "oops is no dictionary"),
