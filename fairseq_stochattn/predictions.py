@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,10 +22,11 @@ from torch import Tensor, nn
 
 from fairseq_stochattn import metrics
 from fairseq_stochattn.errors import UsageError
-from fairseq_stochattn.sampling import sampled_attention
+from fairseq_stochattn.sampling import sampled_attention, sampled_passes
 from fairseq_stochattn.tasks.tagging import IGNORED, TAGGING_HEAD, TokenTaggingTask
 
 DIGITS = 6
+MAX_TOKENS = 4000  # of the copies of a batch that are run together
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,12 @@ class Kind(ABC):
         self.task = task
 
     @abstractmethod
+    def logits(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
+        """What a model says of a batch, one row an example, fp32."""
+
     def scores(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
-        """What a model says of a batch, one row an example."""
+        """What is averaged over models and samples: probabilities."""
+        return self.logits(model, sample).softmax(dim=-1)
 
     @abstractmethod
     def read(self, sample: dict[str, Any], scores: Tensor) -> Iterator[Prediction]:
@@ -78,9 +84,9 @@ class Classification(Kind):
         if "<mask>" in self.classes or len(self.classes) < number:
             raise UsageError(f"label/dict.txt has fewer than the {number} classes of the model")
 
-    def scores(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
+    def logits(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
         head = self.task.cfg.classification_head_name
-        return _logits(model, sample["net_input"], head).softmax(dim=-1)  # (B, classes)
+        return _logits(model, sample["net_input"], head)  # (B, classes)
 
     def read(self, sample: dict[str, Any], scores: Tensor) -> Iterator[Prediction]:
         labels = self._labels(sample, len(scores))
@@ -108,8 +114,11 @@ class Regression(Kind):
         if task.cfg.num_classes != 1:
             raise UsageError(f"one target of a regression is read, not {task.cfg.num_classes}")
 
-    def scores(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
+    def logits(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
         return _logits(model, sample["net_input"], self.task.cfg.classification_head_name)  # (B, 1)
+
+    def scores(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
+        return self.logits(model, sample)
 
     def read(self, sample: dict[str, Any], scores: Tensor) -> Iterator[Prediction]:
         target = sample.get("target")
@@ -125,11 +134,12 @@ class Regression(Kind):
 class Choice(Kind):
     """The number of the right option."""
 
-    def scores(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
+    def logits(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
         head = next(iter(model.classification_heads))  # the task has registered no other
         options = [sample[f"net_input{1 + i}"] for i in range(self.task.args.num_classes)]
-        logits = torch.cat([_logits(model, option, head) for option in options], dim=1)
-        return logits.softmax(dim=-1)  # (B, options)
+        return torch.cat(
+            [_logits(model, option, head) for option in options], dim=1
+        )  # (B, options)
 
     def read(self, sample: dict[str, Any], scores: Tensor) -> Iterator[Prediction]:
         target = sample.get("target")
@@ -144,19 +154,22 @@ class Choice(Kind):
 class Tagging(Kind):
     """A tag for every word and its probability; without labels, for every subword."""
 
-    def scores(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
-        return _logits(model, sample["net_input"], TAGGING_HEAD).softmax(dim=-1)  # (B, T, tags)
+    def logits(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
+        return _logits(model, sample["net_input"], TAGGING_HEAD)  # (B, T, tags)
 
     def read(self, sample: dict[str, Any], scores: Tensor) -> Iterator[Prediction]:
         target = sample.get("target")
-        words = self._subwords(sample) if target is None else target.ne(IGNORED)  # (B, T)
+        words = self.words(sample)
         highest, numbers = scores.max(dim=-1)
         predicted = self.task.tags_of(numbers, words)
         labels = [None] * len(scores) if target is None else self.task.tags_of(target, words)
         for number, tags, gold, p, kept in _rows(sample, predicted, labels, highest, words):
             yield Prediction(number, tags, gold, _rounded(p[kept]))
 
-    def _subwords(self, sample: dict[str, Any]) -> Tensor:
+    def words(self, sample: dict[str, Any]) -> Tensor:
+        """(B, T): where a tag is predicted, at the first subword of a word if that is known."""
+        if "target" in sample:
+            return sample["target"].ne(IGNORED)
         tokens, symbols = sample["net_input"]["src_tokens"], self.task.dictionary
         kept = tokens.ne(symbols.pad()) & tokens.ne(symbols.eos())
         if self.task.cfg.init_token is not None:
@@ -189,5 +202,9 @@ def predict(
     there = utils.move_to_cuda(sample) if next(models[0].parameters()).is_cuda else sample
     passes = max(1, samples)
     with sampled_attention(models) if samples else nullcontext():
-        total = sum(kind.scores(model, there) for _ in range(passes) for model in models)
-    return kind.read(sample, (total / (passes * len(models))).cpu())
+        scores = [
+            part.sum(dim=0)
+            for model in models
+            for part in sampled_passes(partial(kind.scores, model), there, passes, MAX_TOKENS)
+        ]
+    return kind.read(sample, (sum(scores) / (passes * len(models))).cpu())

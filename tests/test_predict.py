@@ -181,7 +181,7 @@ def test_scores(regression_data: Path, regressor: Path, predicted) -> None:
 
 
 def test_samples_are_averaged(classification_data: Path, classifier: Path, predicted) -> None:
-    """The mean of the probabilities of K passes, the same for the same seed."""
+    """The mean of the probabilities of K copies in one pass, the same for the same seed."""
     flags = ("--samples", 3, "--batch-size", 64, "--seed", 5)
     found, _ = predicted(classification_data, classifier, *flags)
     again, _ = predicted(classification_data, classifier, *flags)
@@ -192,12 +192,13 @@ def test_samples_are_averaged(classification_data: Path, classifier: Path, predi
     (sample,) = load_batches(task, [model], DataSelection(str(classification_data)))
     torch.manual_seed(5)
     head = {"classification_head_name": "sentence_classification_head"}
+    copies = sample["net_input"]["src_tokens"].repeat_interleave(3, dim=0)
     with sampled_attention([model]), torch.no_grad():
-        passes = [model(**sample["net_input"], **head)[0].softmax(dim=-1) for _ in range(3)]
-    for number, row in zip(sample["id"].tolist(), sum(passes) / 3, strict=True):
+        samples = model(copies, **head)[0].softmax(dim=-1).view(40, 3, -1)
+    for number, row in zip(sample["id"].tolist(), samples.mean(dim=1), strict=True):
         expected = list(found[number]["probabilities"].values())
         assert row.tolist() == pytest.approx(expected, abs=1e-5)
-    assert not torch.equal(passes[0], passes[1])
+    assert not torch.equal(samples[:, 0], samples[:, 1])
 
 
 def test_ensembles_average_their_probabilities(
