@@ -6,6 +6,7 @@ Models of plain fairseq and ours, in eval mode; data in batches of similar lengt
 from __future__ import annotations
 
 import ast
+import copy
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -122,6 +123,31 @@ def load_batches(task: Any, models: Sequence[nn.Module], selection: DataSelectio
         max_sentences=selection.batch_size,
     )
     return Batches(dataset, parts, selection)
+
+
+def task_for(task: Any, data: str, other: str) -> Any:
+    """The same task on the data of another directory, which must have the same dictionaries."""
+    data, other = utils.split_paths(data)[0], utils.split_paths(other)[0]
+    if not Path(other).is_dir():
+        raise UsageError(f"data directory {other} does not exist")
+    for path in Path(data).rglob("dict*.txt"):
+        name = path.relative_to(data)
+        if "label" not in name.parts and _symbols(path) != _symbols(Path(other, name)):
+            raise UsageError(f"{Path(other, name)} is not the dictionary in {data}, of the model")
+    found = copy.copy(task)
+    found.datasets = {}
+    for name in ("cfg", "args"):  # older tasks of fairseq have the latter
+        settings = copy.deepcopy(getattr(task, name, None))
+        if settings is not None:
+            settings.data = other
+            setattr(found, name, settings)
+    return found
+
+
+def _symbols(path: Path) -> list[str] | None:
+    if not path.is_file():
+        return None
+    return [line.rsplit(" ", 1)[0] for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _advice(task: Any) -> str:

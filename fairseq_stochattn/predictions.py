@@ -53,6 +53,17 @@ class Kind(ABC):
         """What is averaged over models and samples: probabilities."""
         return self.logits(model, sample).softmax(dim=-1)
 
+    def asked(self, sample: dict[str, Any]) -> Tensor:
+        """(B,) or (B, T): where something is predicted."""
+        return torch.ones(len(sample["id"]), dtype=torch.bool)
+
+    def target(self, sample: dict[str, Any]) -> Tensor | None:
+        """(B,) or (B, T): the numbers of the right classes, None in a set without labels."""
+        return sample.get("target")
+
+    def class_name(self, number: int) -> str:
+        return str(number)
+
     @abstractmethod
     def read(self, sample: dict[str, Any], scores: Tensor) -> Iterator[Prediction]:
         """The examples of a batch."""
@@ -89,18 +100,23 @@ class Classification(Kind):
         return _logits(model, sample["net_input"], head)  # (B, classes)
 
     def read(self, sample: dict[str, Any], scores: Tensor) -> Iterator[Prediction]:
-        labels = self._labels(sample, len(scores))
+        target = self.target(sample)
+        known = target is not None
+        labels = [self.classes[x] for x in target] if known else [None] * len(scores)
         for number, row, label in _rows(sample, scores, labels):
             probabilities = dict(zip(self.classes, _rounded(row), strict=True))
             yield Prediction(number, self.classes[row.argmax()], label, probabilities)
 
-    def _labels(self, sample: dict[str, Any], size: int) -> list[str | None]:
+    def target(self, sample: dict[str, Any]) -> Tensor | None:
         if "target" not in sample:
-            return [None] * size
-        numbers = sample["target"]
-        if numbers.numel() != size or not numbers.lt(len(self.classes)).all():
+            return None
+        numbers = sample["target"].flatten()
+        if len(numbers) != len(sample["id"]) or not numbers.lt(len(self.classes)).all():
             raise UsageError(f"the data has other labels than one of {len(self.classes)} classes")
-        return [self.classes[number] for number in numbers.flatten().tolist()]
+        return numbers
+
+    def class_name(self, number: int) -> str:
+        return self.classes[number]
 
     def metrics(self, gold: list[str], predicted: list[str]) -> dict[str, float]:
         return metrics.classification(gold, predicted, self.classes)
@@ -159,15 +175,15 @@ class Tagging(Kind):
 
     def read(self, sample: dict[str, Any], scores: Tensor) -> Iterator[Prediction]:
         target = sample.get("target")
-        words = self.words(sample)
+        words = self.asked(sample)
         highest, numbers = scores.max(dim=-1)
         predicted = self.task.tags_of(numbers, words)
         labels = [None] * len(scores) if target is None else self.task.tags_of(target, words)
         for number, tags, gold, p, kept in _rows(sample, predicted, labels, highest, words):
             yield Prediction(number, tags, gold, _rounded(p[kept]))
 
-    def words(self, sample: dict[str, Any]) -> Tensor:
-        """(B, T): where a tag is predicted, at the first subword of a word if that is known."""
+    def asked(self, sample: dict[str, Any]) -> Tensor:
+        """At the first subword of a word where that is known."""
         if "target" in sample:
             return sample["target"].ne(IGNORED)
         tokens, symbols = sample["net_input"]["src_tokens"], self.task.dictionary
@@ -175,6 +191,9 @@ class Tagging(Kind):
         if self.task.cfg.init_token is not None:
             kept[:, 0] = False
         return kept
+
+    def class_name(self, number: int) -> str:
+        return self.task.tags[number]
 
     def metrics(self, gold: list[list[str]], predicted: list[list[str]]) -> dict[str, float]:
         return metrics.tagging(gold, predicted)

@@ -6,16 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from fairseq import utils
-from fairseq.dataclass.configs import GenerationConfig
-from fairseq.tasks import TASK_REGISTRY
-from fairseq_cli.generate import get_symbols_to_strip_from_output
-from sacrebleu.metrics import BLEU
 from torch import nn
 
+from fairseq_stochattn.analysis.translations import Bleu, Search, bleu, translate
 from fairseq_stochattn.criterions.attention_losses import AttentionLosses
 from fairseq_stochattn.errors import UsageError
 from fairseq_stochattn.loading import (
@@ -28,11 +24,6 @@ from fairseq_stochattn.loading import (
 
 # The loss is per target, --sentence-avg would make it per sentence; --eval-bleu would search too.
 _OVERRIDES = {"sentence_avg": False, "eval_bleu": False}
-
-
-class Bleu(NamedTuple):
-    score: float
-    signature: str  # sacrebleu's: what the score was computed with
 
 
 @dataclass
@@ -97,32 +88,10 @@ class Evaluation:
             raise UsageError("the data has no targets to predict")
         return total / targets / (1.0 if self._regression else math.log(2))
 
-    @torch.no_grad()
     def bleu(self, beam: int = 5, remove_bpe: str | None = None) -> Bleu:
-        """Corpus BLEU of sacrebleu after beam search, texts made as fairseq-generate makes them."""
-        if not isinstance(self.task, TASK_REGISTRY["translation"]):
-            raise UsageError(f"BLEU is for translation, not for a {type(self.task).__name__}")
-        generator = self.task.build_generator([self.model], GenerationConfig(beam=beam))
-        symbols = self.task.target_dictionary
-        ignored = get_symbols_to_strip_from_output(generator)
-        hypotheses, references = [], []
-        for sample in self._samples():
-            found = self.task.inference_step(generator, [self.model], sample)
-            for best, target in zip((beams[0] for beams in found), sample["target"], strict=True):
-                tokens = best["tokens"].int().cpu()
-                hypotheses.append(
-                    symbols.string(tokens, remove_bpe, extra_symbols_to_ignore=ignored)
-                )
-                # An unknown word of the reference is escaped: no hypothesis may match it.
-                tokens = utils.strip_pad(target, symbols.pad()).int().cpu()
-                references.append(
-                    symbols.string(
-                        tokens, remove_bpe, escape_unk=True, extra_symbols_to_ignore=ignored
-                    )
-                )
-        scorer = BLEU()
-        score = scorer.corpus_score(hypotheses, [references]).score
-        return Bleu(score, str(scorer.get_signature()))
+        """Corpus BLEU of sacrebleu after beam search."""
+        search = Search(beam, remove_bpe=remove_bpe)
+        return bleu(translate(self.model, self.task, self._samples(), search))
 
     @property
     def _regression(self) -> bool:
