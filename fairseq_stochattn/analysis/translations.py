@@ -98,4 +98,8 @@ def compare(systems: Sequence[Sequence[Translation]], **options: Any) -> list[Di
     references = [[x.reference for x in systems[0]]]
     test = PairedTest(named, {"BLEU": BLEU(**options)}, references, "bs", RESAMPLES)
     first, *others = test()[1]["BLEU"]
-    return [Difference(other.score - first.score, float(other.p_value)) for other in others]
+    # Of equal systems sacrebleu says that no resample differs more, with the smallest p it has.
+    return [
+        Difference(x.score - first.score, 1.0 if x.score == first.score else float(x.p_value))
+        for x in others
+    ]
