@@ -6,7 +6,6 @@ Models of plain fairseq and ours, in eval mode; data in batches of similar lengt
 from __future__ import annotations
 
 import ast
-import copy
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -125,8 +124,9 @@ def load_batches(task: Any, models: Sequence[nn.Module], selection: DataSelectio
     return Batches(dataset, parts, selection)
 
 
-def task_for(task: Any, data: str, other: str) -> Any:
-    """The same task on the data of another directory, which must have the same dictionaries."""
+@contextmanager
+def other_data(task: Any, data: str, other: str) -> Iterator[None]:
+    """Within, the task loads from another directory, which must have the same dictionaries."""
     data, other = utils.split_paths(data)[0], utils.split_paths(other)[0]
     if not Path(other).is_dir():
         raise UsageError(f"data directory {other} does not exist")
@@ -134,14 +134,12 @@ def task_for(task: Any, data: str, other: str) -> Any:
         name = path.relative_to(data)
         if "label" not in name.parts and _symbols(path) != _symbols(Path(other, name)):
             raise UsageError(f"{Path(other, name)} is not the dictionary in {data}, of the model")
-    found = copy.copy(task)
-    found.datasets = {}
-    for name in ("cfg", "args"):  # older tasks of fairseq have the latter
-        settings = copy.deepcopy(getattr(task, name, None))
-        if settings is not None:
-            settings.data = other
-            setattr(found, name, settings)
-    return found
+    settings = task.cfg if getattr(task, "cfg", None) is not None else task.args
+    before, settings.data = settings.data, other
+    try:
+        yield
+    finally:
+        settings.data = before
 
 
 def _symbols(path: Path) -> list[str] | None:

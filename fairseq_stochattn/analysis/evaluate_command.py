@@ -41,8 +41,8 @@ from fairseq_stochattn.loading import (
     chosen_device,
     load_batches,
     load_models,
+    other_data,
     parse_overrides,
-    task_for,
     warnings_only,
 )
 from fairseq_stochattn.metrics import library
@@ -106,9 +106,8 @@ def _measure(
     outside = None
     if args.out_of_domain is not None:
         data, subset = args.out_of_domain, args.out_of_domain_subset
-        others = load_batches(
-            task_for(task, args.data, data), [model], select(data, subset, max_tokens=some)
-        )
+        with other_data(task, args.data, data):
+            others = load_batches(task, [model], select(data, subset, max_tokens=some))
         found = ask(tqdm(others, f"{name}: {subset}", disable=None), labelled=False)
         outside = novelty(data, subset, inside, found)
     report = calibration(inside, question.of_tokens)
