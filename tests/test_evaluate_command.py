@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from scipy import stats
 
 import commands
+import labelled
 import sizes
+from fairseq_stochattn import predict
 from fairseq_stochattn.analysis import answering, evaluate_command, uncertainty
+from fairseq_stochattn.analysis.evaluate_report import names_of
 from fairseq_stochattn.analysis.translations import Translation, compare
+from fairseq_stochattn.errors import UsageError
 from fairseq_stochattn.loading import DataSelection, load_batches, load_models
 from fairseq_stochattn.sampling import sampled_attention
 
@@ -164,27 +170,187 @@ def test_paired_bootstrap_sees_a_difference_where_there_is_one() -> None:
 def test_other_data_is_told_by_its_entropy(
     classifier: Path, classification_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """A set without labels or label dictionary; entropies and AUROC are those of its answers."""
+    """A set without labels or label dictionary; AUROC of the probabilities that are predicted."""
     other = tmp_path / "other"
     shutil.copytree(classification_data / "input0", other / "input0")
-    more = ("--samples", 3, "--out-of-domain", other, "--out-of-domain-subset", "train")
-    found = evaluate(classification_data, classifier, more=(*more, "--limit", 30))
-    outside = found["checkpoints"][0]["out_of_domain"]
-    assert (outside["data"], outside["split"], outside["examples"]) == (str(other), "train", 30)
+    more = ("--out-of-domain", other, "--out-of-domain-subset", "train", "--samples")
+    found = evaluate(classification_data, classifier, more=(*more, 3))["checkpoints"][0]
+    outside = found["out_of_domain"]
+    assert (outside["data"], outside["split"], outside["examples"]) == (str(other), "train", 320)
     curve = outside["entropy_cdf"]
     assert (curve["in_domain"][-1], curve["out_of_domain"][-1]) == (1, 1)
-    # AUROC is the area under (share of inside above, share of outside above) over all thresholds.
-    entropies = {}
-    for subset in ("valid", "train"):
-        flags = ("--gen-subset", subset, "--samples", 0, "--limit", 30)
-        rows = evaluate(classification_data, classifier, more=flags)["checkpoints"][0]
-        entropies[subset] = rows["metrics"]["predictive_entropy"]
-    mean = evaluate(classification_data, classifier, more=(*more[2:], "--samples", 0))
-    mean = mean["checkpoints"][0]["out_of_domain"]
-    assert mean["auroc"]["mutual_information"] == 0.5  # nothing was sampled
-    assert 0 <= outside["auroc"]["entropy"] <= 1
     assert outside["auroc"]["mutual_information"] != 0.5
-    assert "AUROC of mutual information" in capsys.readouterr().out
+    line = rf"^AUROC of mutual information +{outside['auroc']['mutual_information']:.4f}$"
+    assert re.search(line, capsys.readouterr().out, re.M)
+    mean = evaluate(classification_data, classifier, more=(*more, 0))["checkpoints"][0]
+    assert mean["out_of_domain"]["auroc"]["mutual_information"] == 0.5  # nothing was sampled
+    entropies = []
+    for subset in ("valid", "train"):
+        lines = tmp_path / f"{subset}.jsonl"
+        flags = ("--gen-subset", subset, "--output", lines, "--cpu")
+        given = (classification_data, "--path", classifier, *flags)
+        predict.main([str(x) for x in given])
+        rows = [json.loads(line)["probabilities"] for line in lines.read_text().splitlines()]
+        entropies.append(stats.entropy([list(row.values()) for row in rows], axis=1))
+    expected = uncertainty.auroc(*entropies)
+    assert mean["out_of_domain"]["auroc"]["entropy"] == pytest.approx(expected, abs=0.003)
     same = ("--out-of-domain-subset", "train", "--samples", 0)  # of the data itself
     again = evaluate(classification_data, classifier, more=same)["checkpoints"][0]
-    assert again["out_of_domain"] == {**mean, "data": str(classification_data)}
+    assert again["out_of_domain"] == {**mean["out_of_domain"], "data": str(classification_data)}
+
+
+def test_least_certain_examples_are_shown(classifier: Path, classification_data: Path) -> None:
+    found = evaluate(classification_data, classifier, more=("--samples", 2))["checkpoints"][0]
+    sentences = labelled.decoded(classification_data / "input0", "valid")
+    labels = labelled.labels(classification_data, "valid")
+    for row in found["least_certain"]:
+        assert row["text"] == sentences[row["id"]]
+        assert row["target"] == labels[row["id"]]
+        assert 0 < row["mutual_information"] < row["entropy"]
+    assert len({row["id"] for row in found["least_certain"]}) == 20
+
+
+def test_contexts_of_tokens_are_shown(translator: Path, translation_data: Path, text: Path) -> None:
+    """Source and reference up to the token; what stands behind it is the target."""
+    more = ("--samples", 1, "--no-bleu")
+    found = evaluate(translation_data, translator, more=more)["checkpoints"][0]
+    lines = [(text / f"valid.{side}").read_text().splitlines() for side in ("src", "tgt")]
+    for row in found["least_certain"]:
+        source, before = row["text"].removesuffix(" [?]").split(" →")
+        assert source == lines[0][row["id"]]
+        wanted = "" if row["target"] == "</s>" else f" {row['target']}"
+        assert f" {lines[1][row['id']]} ".startswith(f"{before}{wanted} ")
+
+
+def test_a_set_without_labels_has_entropies_only(
+    choice_data: Path, chooser_checkpoint: Path, capsys: pytest.CaptureFixture
+) -> None:
+    found = evaluate(choice_data, chooser_checkpoint, more=("--gen-subset", "test"))
+    (model,) = found["checkpoints"]
+    names = {"predictive_entropy", "expected_entropy", "mutual_information"}
+    assert set(model["metrics"]) == names
+    assert (model["reliability"], model["risk_coverage"]) == (None, None)
+    assert {row["target"] for row in model["least_certain"]} == {None}
+    assert "accuracy" not in capsys.readouterr().out
+
+
+def test_dropout_gives_plain_attention_samples(
+    classification_data: Path, tmp_path: Path, classifier: Path
+) -> None:
+    flags = (*CLASSIFIER, "--dropout", 0.3, "--max-update", 6)
+    plain, _ = train(classification_data, tmp_path / "plain", "roberta", *flags)
+    once = evaluate(classification_data, plain, classifier, more=("--samples", 4))
+    assert [x["samples"] for x in once["checkpoints"]] == [0, 4]
+    kept = ("--samples", 4, "--retain-dropout")
+    found = evaluate(classification_data, plain, classifier, more=kept)
+    assert [x["samples"] for x in found["checkpoints"]] == [4, 4]
+    for before, after in zip(once["checkpoints"], found["checkpoints"], strict=True):
+        information = [x["metrics"]["mutual_information"] for x in (before, after)]
+        assert information[1] > 2 * information[0]
+    assert evaluate(classification_data, plain, classifier, more=kept) == found  # the seed decides
+    other = evaluate(classification_data, plain, classifier, more=(*kept, "--seed", 2))
+    assert other["checkpoints"] != found["checkpoints"]
+
+
+def test_the_file_has_what_is_promised(classifier: Path, classification_data: Path) -> None:
+    found = evaluate(classification_data, classifier, more=("--samples", 2, "--limit", 7))
+    assert list(found) == ["data", "task", "split", "samples", "seed", "checkpoints", "comparisons"]
+    assert (found["data"], found["split"]) == (str(classification_data), "valid")
+    assert (found["samples"], found["seed"], found["comparisons"]) == (2, 1, [])
+    (model,) = found["checkpoints"]
+    assert (model["path"], model["arch"]) == (str(classifier), "roberta_babn")
+    assert set(model) == {
+        *("path", "name", "arch", "samples", "examples", "predictions", "metrics"),
+        *("reliability", "risk_coverage", "least_certain", "out_of_domain"),
+    }
+    assert model["out_of_domain"] is None
+    assert len(model["reliability"]) == 10
+    assert set(model["reliability"][0]) == {"low", "high", "confidence", "accuracy", "count"}
+    assert set(model["least_certain"][0]) == {
+        *("id", "text", "prediction", "target"),
+        *("confidence", "entropy", "mutual_information"),
+    }
+    assert model["examples"] == len(model["least_certain"]) == 7
+
+
+def test_names_tell_checkpoints_apart() -> None:
+    for paths, names in (
+        (["plain.pt", "runs/babn.pt"], ["plain", "babn"]),
+        (["a/plain/checkpoint_best.pt", "a/babn/checkpoint_best.pt"], ["plain", "babn"]),
+        (["a/checkpoint1.pt", "a/checkpoint2.pt"], ["checkpoint1", "checkpoint2"]),
+        (["a/x/best.pt", "b/x/best.pt", "b/x/last.pt"], ["a/x/best", "b/x/best", "b/x/last"]),
+        (["runs/babn/checkpoint_best.pt"], ["babn"]),
+        (["checkpoint_best.pt"], ["checkpoint_best"]),
+    ):
+        assert names_of([Path(path) for path in paths]) == names
+    with pytest.raises(UsageError, match="given twice"):
+        names_of([Path("a.pt"), Path("a.pt")])
+
+
+def test_texts_are_put_together_as_fairseq_does() -> None:
+    """The flags of its tokenizers and subwords are there with them."""
+    given = ["data", "--path", "x.pt", "--tokenizer", "moses", "--target-lang", "en"]
+    args = evaluate_command._parse([*given, "--remove-bpe"])
+    assert (args.remove_bpe, args.target_lang) == ("subword_nmt", "en")
+    assert evaluate_command._detokenizer(args)("Hello , world !") == "Hello, world!"
+    given = ["data", "--path", "x.pt", "--bpe", "sentencepiece", "--sentencepiece-model", "no"]
+    args = evaluate_command._parse(given)
+    with pytest.raises(UsageError, match="--tokenizer or --bpe"):
+        evaluate_command._detokenizer(args)
+
+
+def test_mistakes_are_one_line_and_nothing_is_written(
+    classifier: Path,
+    classification_data: Path,
+    lm_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, there = tmp_path / "out.json", tmp_path / "there.json"
+    there.write_text("before")
+    data, foreign = classification_data, ("--out-of-domain", lm_data)
+    for directory, checkpoints, flags, complaint in (
+        (data, [classifier], ("--json", there), "there.json exists: add --force"),
+        (data, [classifier], ("--json", tmp_path / "no" / "x"), "no is no directory"),
+        (data, [classifier], ("--samples", -1), "--samples must not be negative"),
+        (data, [classifier], ("--max-tokens", 0), "--max-tokens must be positive"),
+        (data, [classifier], ("--gen-subset", "dev"), "no dev set in"),
+        (data, [classifier], ("--out-of-domain", data), "is the data itself"),
+        (data, [classifier], ("--out-of-domain", tmp_path / "no"), "no does not exist"),
+        (data, [classifier], foreign, "input0/dict.txt is not the dictionary in"),
+        (data, [classifier, classifier], (), "is given twice"),
+        (data, [tmp_path / "no.pt"], (), "no.pt does not exist"),
+        (lm_data, [classifier], (), "does not fit"),
+        (data, [classifier], ("--model-overrides", "oops"), "oops is no dictionary"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(complaint)) as error:
+            run(directory, *checkpoints, more=("--json", out, *flags))
+        assert "\n" not in str(error.value)
+    assert sorted(tmp_path.iterdir()) == [there]
+    assert there.read_text() == "before"
+    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
+    with pytest.raises(UsageError, match=r"sklearn: pip install 'fairseq_stochattn\[analysis\]'"):
+        run(data, classifier)
+
+
+def test_what_has_no_classes_or_another_task_is_told(
+    classification_data: Path, lm_data: Path, tmp_path: Path
+) -> None:
+    scores = tmp_path / "scores"
+    shutil.copytree(classification_data / "input0", scores / "input0")
+    (scores / "label").mkdir()
+    for split, count in (("train", 320), ("valid", 40)):
+        (scores / "label" / f"{split}.label").write_text("0.5\n" * count)
+    flags = (*CLASSIFIER, "--num-classes", 1, "--regression-target", "--max-update", 1)
+    regressor, _ = train(scores, tmp_path / "r", "roberta_babn", *flags)
+    with pytest.raises(UsageError, match="a regression predicts no probabilities"):
+        run(scores, regressor)
+    flags = (*sizes.ELECTRA, *sizes.REPLACED_TOKENS, "--max-update", 1)
+    electra, _ = train(lm_data, tmp_path / "e", "electra_babn", *flags)
+    with pytest.raises(UsageError, match="ELECTRA is evaluated after fine-tuning"):
+        run(lm_data, electra)
+    flags = (*sizes.TRANSFORMER_LM, "--max-update", 1)
+    reader, _ = train(lm_data, tmp_path / "lm", "transformer_lm", *flags)
+    told = "is of task electra, the first checkpoint of language_modeling"
+    with pytest.raises(UsageError, match=told):
+        run(lm_data, reader, electra)
