@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Import a pretrained encoder, prepare a GLUE task, fine-tune, predict and score:
 #   MODEL=FOLDER examples/glue/run.sh TASK [OUT] [flags for fairseq-train …]
-# TASK is a GLUE task, e.g. MRPC. MODEL is a folder in Hugging Face's layout (BERT or RoBERTa). METHOD is
-# the attention: deterministic (default), babn, bam or alignment, the latter with ALIGNMENT=gan, ot or ct
-# (default). PRESET is a file of configs/ without its ending, by default small. CORPUS=FOLDER has GLUE's
-# files, which are downloaded otherwise. What is there already is kept.
+# TASK is a GLUE task, e.g. MRPC, or clinc150. MODEL is a folder in Hugging Face's layout (BERT or
+# RoBERTa). METHOD is the attention: deterministic (default), babn, bam or alignment, the latter with
+# ALIGNMENT=gan, ot or ct (default). PRESET is a file of configs/ without its ending, by default small.
+# CORPUS=FOLDER has the corpus' files, which are downloaded otherwise. What is there already is kept.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -15,10 +15,12 @@ METHOD=${METHOD:-deterministic} PRESET=${PRESET:-small} ALIGNMENT=${ALIGNMENT:-c
 NAME=${NAME:-$METHOD}
 
 classes=2 report=(--best-checkpoint-metric accuracy)
+prepare=("$root/data-prep/prepare_glue.py" --task "$task")
 case $task in
   CoLA) report=(--report-mcc --best-checkpoint-metric mcc) ;;
   MRPC | QQP) report=(--report-acc-and-f1 --best-checkpoint-metric acc_and_f1) ;;
   MNLI) classes=3 ;;
+  clinc150) classes=150 prepare=("$root/data-prep/prepare_clinc150.py") ;;
   STS-B)
     classes=1
     report=(--regression-target --report-pearson-and-spearman
@@ -38,7 +40,7 @@ mkdir -p "$out"
 imported=$out/imported
 [ -f "$imported/model.pt" ] ||
   stochattn-import "${MODEL:?"MODEL=FOLDER, a pretrained encoder"}" "$imported" --arch roberta_deterministic
-python3 "$root/data-prep/prepare_glue.py" --task "$task" --out "$out/$task/data" \
+python3 "${prepare[@]}" --out "$out/$task/data" \
   --model-from "$imported" ${CORPUS:+--from "$CORPUS"}
 # The model's own flags, which the import has noted; the arch is the method's.
 read -ra model <<< "$(python3 -c '

@@ -33,7 +33,7 @@ _ROWS = {
     "aurc": ("AURC", "{:.4f}"),
     "predictive_entropy": ("predictive entropy (bits)", "{:.4f}"),
     "expected_entropy": ("expected entropy (bits)", "{:.4f}"),
-    "mutual_information": ("mutual information (bits)", "{:.4f}"),
+    "mutual_information": ("mutual information (bits)", "{:.4g}"),
 }
 _MEASURES = ("entropy", "mutual_information")
 
