@@ -35,7 +35,8 @@ _ROWS = {
     "expected_entropy": ("expected entropy (bits)", "{:.4f}"),
     "mutual_information": ("mutual information (bits)", "{:.4g}"),
 }
-_MEASURES = ("entropy", "mutual_information")
+# What tells other data, and which answer it is.
+_MEASURES = {"entropy": "predictive_entropy", "mutual_information": "mutual_information"}
 
 
 @dataclass(frozen=True)
@@ -95,16 +96,8 @@ def calibration(answered: Answered, tokens: bool) -> dict[str, Any]:
 def novelty(data: str, subset: str, inside: Answered, outside: Answered) -> dict[str, Any]:
     """How well uncertainty tells examples of another data set; tokens count as their example."""
     values = {
-        name: [
-            by_example(value, found.example)
-            for found in (inside, outside)
-            for value in [
-                found.answers.predictive_entropy
-                if name == "entropy"
-                else found.answers.mutual_information
-            ]
-        ]
-        for name in _MEASURES
+        name: [by_example(getattr(x.answers, field), x.example) for x in (inside, outside)]
+        for name, field in _MEASURES.items()
     }
     names = ("entropy", "in_domain", "out_of_domain")
     curves = (curve.tolist() for curve in cumulative(*values["entropy"]))
