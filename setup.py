@@ -41,6 +41,7 @@ setup(
             "stochattn-import = fairseq_stochattn.cli:import_main",
             "stochattn-methods = fairseq_stochattn.cli:methods_main",
             "stochattn-generate = fairseq_stochattn.generate:main",
+            "stochattn-evaluate = fairseq_stochattn.analysis.evaluate_command:main",
             "stochattn-heads = fairseq_stochattn.analysis.heads_command:main",
             "stochattn-predict = fairseq_stochattn.predict:main",
         ],

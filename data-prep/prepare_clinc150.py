@@ -2,7 +2,7 @@
 
 python data-prep/prepare_clinc150.py --out data-bin/clinc150 [--from FOLDER] [--oos-class]
 The 100 + 100 + 1,000 out-of-scope requests are no class: those of valid and test become the splits
-valid_oos and test_oos, inputs only, for measures of uncertainty (task.load_dataset("test_oos"));
+valid_oos and test_oos, inputs only, for stochattn-evaluate DATA --out-of-domain-subset test_oos;
 those of train are left out. With --oos-class they are class 151, ``oos``, in train, valid and test.
 Classes: the intents in alphabetical order. No checksum is published for data_full.json; it is small
 and read as a whole.

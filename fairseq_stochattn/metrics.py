@@ -22,7 +22,7 @@ def classification(
 
     F1 is that of the positive class of two, ``1`` or else the second; of more, their mean.
     """
-    sklearn = _library("sklearn.metrics")
+    sklearn = library("sklearn.metrics")
     if len(classes) == 2:
         positive = "1" if "1" in classes else classes[1]
         options, name = {"pos_label": positive, "average": "binary"}, "f1"
@@ -37,7 +37,7 @@ def classification(
 
 def regression(gold: Sequence[float], predicted: Sequence[float]) -> dict[str, float]:
     """The correlations of Pearson and Spearman; NaN where one side never changes."""
-    scipy = _library("scipy.stats")
+    scipy = library("scipy.stats")
     return {
         "pearson": float(scipy.pearsonr(gold, predicted)[0]),
         "spearman": float(scipy.spearmanr(gold, predicted)[0]),
@@ -45,13 +45,13 @@ def regression(gold: Sequence[float], predicted: Sequence[float]) -> dict[str, f
 
 
 def choice(gold: Sequence[int], predicted: Sequence[int]) -> dict[str, float]:
-    return {"accuracy": float(_library("sklearn.metrics").accuracy_score(gold, predicted))}
+    return {"accuracy": float(library("sklearn.metrics").accuracy_score(gold, predicted))}
 
 
 def tagging(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
     """Accuracy of the tags; precision, recall and F1 of the spans where tags begin some."""
     flat = [[tag for tags in sentences for tag in tags] for sentences in (gold, predicted)]
-    found = {"accuracy": float(_library("sklearn.metrics").accuracy_score(*flat))}
+    found = {"accuracy": float(library("sklearn.metrics").accuracy_score(*flat))}
     if marks_spans(flat[0]):
         counts = count_spans(gold, predicted)
         found |= {"precision": counts.precision, "recall": counts.recall, "f1": counts.f1}
@@ -108,7 +108,7 @@ def count_spans(gold: Iterable[Sequence[str]], predicted: Iterable[Sequence[str]
     )
 
 
-def _library(name: str) -> Any:
+def library(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:

@@ -10,77 +10,28 @@ Printed are GLUE's metrics, in percent.
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from fairseq import checkpoint_utils, utils
-from torch import nn
+from fairseq import utils
 from tqdm import tqdm
 
-from fairseq_stochattn.compat import first_line
 from fairseq_stochattn.errors import UsageError
 from fairseq_stochattn.files import whole_file
+from fairseq_stochattn.loading import (
+    DataSelection,
+    chosen_device,
+    load_batches,
+    load_models,
+    parse_overrides,
+)
 from fairseq_stochattn.predictions import Kind, Prediction, kind_of, predict
-
-_DOES_NOT_FIT = (OSError, RuntimeError, KeyError, AttributeError, AssertionError, ValueError)
-
-
-def load(paths: Sequence[str], data: str, overrides: dict[str, Any]) -> tuple[list[nn.Module], Any]:
-    """The models of these checkpoints in eval mode, and their task for ``data``."""
-    if not Path(data).is_dir():
-        raise UsageError(f"data directory {data} does not exist")
-    models, task = [], None
-    for path in paths:
-        state = checkpoint_utils.load_checkpoint_to_cpu(path, {**overrides, "data": data})
-        # Loading replaces a head that does not fit by a fresh one, which would predict at random.
-        stored = {name: value.shape for name, value in state["model"].items()}
-        try:
-            (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
-                [path], task=task, state=state
-            )
-        except _DOES_NOT_FIT as error:
-            raise UsageError(f"{path} does not fit {data}: {first_line(error)}") from None
-        kind_of(task)
-        for name, value in model.classification_heads.state_dict().items():
-            if stored.get(f"classification_heads.{name}") != value.shape:
-                raise UsageError(
-                    f"{path} has no head for the labels in {data}: it was trained on other data"
-                )
-        models.append(model.eval())
-    return models, task
-
-
-def batches(
-    task: Any, models: Sequence[nn.Module], data: str, subset: str, size: int
-) -> Iterator[dict[str, Any]]:
-    """A data set in batches of similar lengths."""
-    if not any(Path(data, "input0").glob(f"{subset}.*")):
-        raise UsageError(f"{data} has no {subset} set (--gen-subset)")
-    try:
-        dataset = task.load_dataset(subset)
-        lengths = [dataset.num_tokens(index) for index in range(len(dataset))]
-        longest = utils.resolve_max_positions(
-            task.max_positions(), *(model.max_positions() for model in models)
-        )
-        if max(lengths) > longest:
-            raise UsageError(
-                f"example {np.argmax(lengths)} has {max(lengths)} tokens, the model takes "
-                f"{longest}: add --model-overrides \"{{'shorten_method': 'truncate'}}\""
-            )
-        order = np.argsort(lengths, kind="stable")
-        for part in tqdm(np.array_split(order, range(size, len(order), size)), disable=None):
-            yield dataset.collater([dataset[int(index)] for index in part])
-    except _DOES_NOT_FIT as error:
-        cause = first_line(error)
-        raise UsageError(f"{subset} in {data} is no set for this task: {cause}") from None
 
 
 def line_of(prediction: Prediction) -> str:
@@ -100,15 +51,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.samples < 0 or args.batch_size < 1:
         raise UsageError("--samples must not be negative, --batch-size must be positive")
     utils.import_user_module(args)
-    models, task = load(utils.split_paths(args.path), args.data, _overrides(args.model_overrides))
+    overrides = parse_overrides(args.model_overrides)
+    models, task, _ = load_models(utils.split_paths(args.path), args.data, overrides)
     kind = kind_of(task)
-    device = "cuda" if torch.cuda.is_available() and not args.cpu else "cpu"
     for model in models:
-        model.to(device=device, dtype=torch.float16 if args.fp16 else torch.float32)
+        model.to(chosen_device(args.cpu), torch.float16 if args.fp16 else torch.float32)
+    selection = DataSelection(
+        args.data, args.gen_subset, batch_size=args.batch_size, skip_long=False
+    )
     with whole_file(args.output) if args.output else nullcontext() as path:
         found: list[Prediction] = []
         utils.set_torch_seed(args.seed)
-        for sample in batches(task, models, args.data, args.gen_subset, args.batch_size):
+        for sample in tqdm(load_batches(task, models, selection), disable=None):
             found += predict(kind, models, sample, args.samples)
         found.sort(key=lambda row: row.id)
         if path is not None:
@@ -121,13 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         values = measured or {"metrics": "none, the set has no labels"}
         print("\n".join(f"{name}\t{value}" for name, value in {**heading, **values}.items()))
     return 0
-
-
-def _overrides(text: str) -> dict[str, Any]:
-    try:
-        return dict(ast.literal_eval(text))
-    except (ValueError, SyntaxError, TypeError):
-        raise UsageError(f"--model-overrides: {text} is no dictionary") from None
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,10 +22,11 @@ from torch import Tensor, nn
 
 from fairseq_stochattn import metrics
 from fairseq_stochattn.errors import UsageError
-from fairseq_stochattn.sampling import sampled_attention
+from fairseq_stochattn.sampling import sampled_attention, sampled_passes
 from fairseq_stochattn.tasks.tagging import IGNORED, TAGGING_HEAD, TokenTaggingTask
 
 DIGITS = 6
+MAX_TOKENS = 4000  # of the copies of a batch that are run together
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,23 @@ class Kind(ABC):
         self.task = task
 
     @abstractmethod
+    def logits(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
+        """What a model says of a batch, one row an example, fp32."""
+
     def scores(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
-        """What a model says of a batch, one row an example."""
+        """What is averaged over models and samples: probabilities."""
+        return self.logits(model, sample).softmax(dim=-1)
+
+    def asked(self, sample: dict[str, Any]) -> Tensor:
+        """(B,) or (B, T): where something is predicted."""
+        return torch.ones(len(sample["id"]), dtype=torch.bool)
+
+    def target(self, sample: dict[str, Any]) -> Tensor | None:
+        """(B,) or (B, T): the numbers of the right classes, None in a set without labels."""
+        return sample.get("target")
+
+    def class_name(self, number: int) -> str:
+        return str(number)
 
     @abstractmethod
     def read(self, sample: dict[str, Any], scores: Tensor) -> Iterator[Prediction]:
@@ -78,23 +95,28 @@ class Classification(Kind):
         if "<mask>" in self.classes or len(self.classes) < number:
             raise UsageError(f"label/dict.txt has fewer than the {number} classes of the model")
 
-    def scores(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
+    def logits(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
         head = self.task.cfg.classification_head_name
-        return _logits(model, sample["net_input"], head).softmax(dim=-1)  # (B, classes)
+        return _logits(model, sample["net_input"], head)  # (B, classes)
 
     def read(self, sample: dict[str, Any], scores: Tensor) -> Iterator[Prediction]:
-        labels = self._labels(sample, len(scores))
+        target = self.target(sample)
+        known = target is not None
+        labels = [self.classes[x] for x in target] if known else [None] * len(scores)
         for number, row, label in _rows(sample, scores, labels):
             probabilities = dict(zip(self.classes, _rounded(row), strict=True))
             yield Prediction(number, self.classes[row.argmax()], label, probabilities)
 
-    def _labels(self, sample: dict[str, Any], size: int) -> list[str | None]:
+    def target(self, sample: dict[str, Any]) -> Tensor | None:
         if "target" not in sample:
-            return [None] * size
-        numbers = sample["target"]
-        if numbers.numel() != size or not numbers.lt(len(self.classes)).all():
+            return None
+        numbers = sample["target"].flatten()
+        if len(numbers) != len(sample["id"]) or not numbers.lt(len(self.classes)).all():
             raise UsageError(f"the data has other labels than one of {len(self.classes)} classes")
-        return [self.classes[number] for number in numbers.flatten().tolist()]
+        return numbers
+
+    def class_name(self, number: int) -> str:
+        return self.classes[number]
 
     def metrics(self, gold: list[str], predicted: list[str]) -> dict[str, float]:
         return metrics.classification(gold, predicted, self.classes)
@@ -108,8 +130,11 @@ class Regression(Kind):
         if task.cfg.num_classes != 1:
             raise UsageError(f"one target of a regression is read, not {task.cfg.num_classes}")
 
-    def scores(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
+    def logits(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
         return _logits(model, sample["net_input"], self.task.cfg.classification_head_name)  # (B, 1)
+
+    def scores(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
+        return self.logits(model, sample)
 
     def read(self, sample: dict[str, Any], scores: Tensor) -> Iterator[Prediction]:
         target = sample.get("target")
@@ -125,11 +150,12 @@ class Regression(Kind):
 class Choice(Kind):
     """The number of the right option."""
 
-    def scores(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
+    def logits(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
         head = next(iter(model.classification_heads))  # the task has registered no other
         options = [sample[f"net_input{1 + i}"] for i in range(self.task.args.num_classes)]
-        logits = torch.cat([_logits(model, option, head) for option in options], dim=1)
-        return logits.softmax(dim=-1)  # (B, options)
+        return torch.cat(
+            [_logits(model, option, head) for option in options], dim=1
+        )  # (B, options)
 
     def read(self, sample: dict[str, Any], scores: Tensor) -> Iterator[Prediction]:
         target = sample.get("target")
@@ -144,24 +170,30 @@ class Choice(Kind):
 class Tagging(Kind):
     """A tag for every word and its probability; without labels, for every subword."""
 
-    def scores(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
-        return _logits(model, sample["net_input"], TAGGING_HEAD).softmax(dim=-1)  # (B, T, tags)
+    def logits(self, model: nn.Module, sample: dict[str, Any]) -> Tensor:
+        return _logits(model, sample["net_input"], TAGGING_HEAD)  # (B, T, tags)
 
     def read(self, sample: dict[str, Any], scores: Tensor) -> Iterator[Prediction]:
         target = sample.get("target")
-        words = self._subwords(sample) if target is None else target.ne(IGNORED)  # (B, T)
+        words = self.asked(sample)
         highest, numbers = scores.max(dim=-1)
         predicted = self.task.tags_of(numbers, words)
         labels = [None] * len(scores) if target is None else self.task.tags_of(target, words)
         for number, tags, gold, p, kept in _rows(sample, predicted, labels, highest, words):
             yield Prediction(number, tags, gold, _rounded(p[kept]))
 
-    def _subwords(self, sample: dict[str, Any]) -> Tensor:
+    def asked(self, sample: dict[str, Any]) -> Tensor:
+        """At the first subword of a word where that is known."""
+        if "target" in sample:
+            return sample["target"].ne(IGNORED)
         tokens, symbols = sample["net_input"]["src_tokens"], self.task.dictionary
         kept = tokens.ne(symbols.pad()) & tokens.ne(symbols.eos())
         if self.task.cfg.init_token is not None:
             kept[:, 0] = False
         return kept
+
+    def class_name(self, number: int) -> str:
+        return self.task.tags[number]
 
     def metrics(self, gold: list[list[str]], predicted: list[list[str]]) -> dict[str, float]:
         return metrics.tagging(gold, predicted)
@@ -189,5 +221,9 @@ def predict(
     there = utils.move_to_cuda(sample) if next(models[0].parameters()).is_cuda else sample
     passes = max(1, samples)
     with sampled_attention(models) if samples else nullcontext():
-        total = sum(kind.scores(model, there) for _ in range(passes) for model in models)
-    return kind.read(sample, (total / (passes * len(models))).cpu())
+        scores = [
+            part.sum(dim=0)
+            for model in models
+            for part in sampled_passes(partial(kind.scores, model), there, passes, MAX_TOKENS)
+        ]
+    return kind.read(sample, (sum(scores) / (passes * len(models))).cpu())

@@ -1,4 +1,4 @@
-"""Score given outputs under K samples of the attention, in batched passes.
+"""K samples of the attention in batched passes: copies of a batch, each with noise of its own.
 
 The model is in eval mode and nothing but the attention is random (``--retain-dropout`` adds what it
 adds). Encoder and decoder are run anew for every sample, since both may attend at random.
@@ -6,46 +6,100 @@ adds). Encoder and decoder are run anew for every sample, since both may attend 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from fairseq.data import data_utils
+from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
 from fairseq_stochattn.attention.method import AttentionMethod
 from fairseq_stochattn.errors import UsageError
 
 
-def sampling_methods(models: Sequence[nn.Module]) -> list[AttentionMethod]:
-    """The attention of these models that has a distribution at test time."""
-    found = [
-        module
-        for model in models
-        for module in model.modules()
-        if isinstance(module, AttentionMethod) and module.samples_at_test
-    ]
-    if not found:
-        raise UsageError(
-            "--samples: this model's attention is not random, there is nothing to sample"
-        )
-    return found
-
-
 @contextmanager
-def sampled_attention(models: Sequence[nn.Module]) -> Iterator[None]:
-    """Within, attention is sampled; outside it is the mean again."""
-    methods = sampling_methods(models)
-    before = [method.sample_in_eval for method in methods]
-    for method in methods:
-        method.sample_in_eval = True
+def _switched(modules: Sequence[nn.Module], name: str, value: Any) -> Iterator[None]:
+    """Within, this attribute of the modules has another value."""
+    before = [getattr(module, name) for module in modules]
+    for module in modules:
+        setattr(module, name, value)
     try:
         yield
     finally:
-        for method, sampling in zip(methods, before, strict=True):
-            method.sample_in_eval = sampling
+        for module, old in zip(modules, before, strict=True):
+            setattr(module, name, old)
+
+
+def _random_modules(
+    models: Sequence[nn.Module], dropout: bool
+) -> tuple[list[AttentionMethod], list[FairseqDropout]]:
+    modules = [module for model in models for module in model.modules()]
+    methods = [m for m in modules if isinstance(m, AttentionMethod) and m.samples_at_test]
+    dropouts = [m for m in modules if dropout and isinstance(m, FairseqDropout) and m.p > 0]
+    return methods, dropouts
+
+
+def is_random(model: nn.Module, dropout: bool = False) -> bool:
+    """Whether the model has a distribution at test time: over its attention, or by its dropout."""
+    return any(_random_modules([model], dropout))
+
+
+@contextmanager
+def sampled_attention(models: Sequence[nn.Module], dropout: bool = False) -> Iterator[None]:
+    """Within, attention is sampled; outside it is the mean again.
+
+    With ``dropout``, what fairseq's --retain-dropout would keep is on too (MC dropout).
+    """
+    methods, dropouts = _random_modules(models, dropout)
+    if not (methods or dropouts):
+        raise UsageError(
+            "--samples: this model's attention is not random, there is nothing to sample"
+        )
+    with (
+        _switched(methods, "sample_in_eval", True),
+        _switched(dropouts, "apply_during_inference", True),
+    ):
+        yield
+
+
+def repeated(sample: dict[str, Any], copies: int) -> dict[str, Any]:
+    """The inputs of a batch with every row ``copies`` times, one after the other.
+
+    So the order by length, which fairseq's LSTM needs, stays.
+    """
+    size = len(sample["id"])
+
+    def rows(inputs: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: value.repeat_interleave(copies, dim=0)
+            if isinstance(value, Tensor) and value.dim() and len(value) == size
+            else value
+            for name, value in inputs.items()
+        }
+
+    return {name: rows(x) for name, x in sample.items() if name.startswith("net_input")}
+
+
+def sampled_passes(
+    forward: Callable[[dict[str, Any]], Tensor],
+    sample: dict[str, Any],
+    samples: int,
+    max_tokens: int | None = None,
+) -> Iterator[Tensor]:
+    """What ``forward`` says of a batch (B, …), (copies, B, …) at a time, ``samples`` in all.
+
+    As many copies are run together as ``max_tokens`` allows.
+    """
+    inputs = [x for name, x in sample.items() if name.startswith("net_input")]
+    tokens = max(x.numel() for part in inputs for x in part.values() if isinstance(x, Tensor))
+    together = samples if max_tokens is None else max(1, min(samples, max_tokens // tokens))
+    for start in range(0, samples, together):
+        copies = min(together, samples - start)
+        found = forward(repeated(sample, copies))
+        yield found.unflatten(0, (-1, copies)).transpose(0, 1)
 
 
 @dataclass(frozen=True)
@@ -97,7 +151,7 @@ def score_outputs(
     width = target.size(1) + (0 if source is None else source.size(1))
     together = max(1, min(samples, max_tokens // (len(outputs) * width)))
     found = []
-    with sampled_attention(models), _one_query_row_a_source(models):
+    with sampled_attention(models), one_query_row_a_source(models):
         for start in range(0, samples, together):
             copies = min(together, samples - start)
             scores = [
@@ -109,18 +163,10 @@ def score_outputs(
     return [Spread(tokens[:, i, : len(x)].cpu()) for i, (_, x) in enumerate(outputs)]
 
 
-@contextmanager
-def _one_query_row_a_source(models: Sequence[nn.Module]) -> Iterator[None]:
+def one_query_row_a_source(models: Sequence[nn.Module]) -> AbstractContextManager[None]:
     """Beam search tells attention how many hypotheses share a source; here each has its own."""
     modules = [m for model in models for m in model.modules() if hasattr(m, "beam_size")]
-    before = [module.beam_size for module in modules]
-    for module in modules:
-        module.beam_size = 1
-    try:
-        yield
-    finally:
-        for module, size in zip(modules, before, strict=True):
-            module.beam_size = size
+    return _switched(modules, "beam_size", 1)
 
 
 def _log_probs(

@@ -14,8 +14,9 @@ from matplotlib import image as pictures
 import commands
 import sizes
 from fairseq_stochattn.analysis import heads_command
-from fairseq_stochattn.analysis.evaluation import DataSelection, Evaluation
+from fairseq_stochattn.analysis.evaluation import Evaluation
 from fairseq_stochattn.errors import UsageError
+from fairseq_stochattn.loading import DataSelection
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import commands
 import labelled
 import sizes
 from fairseq_stochattn import predict, predictions
+from fairseq_stochattn.loading import DataSelection, load_batches, load_models
 from fairseq_stochattn.metrics import count_spans
 from fairseq_stochattn.sampling import sampled_attention
 
@@ -74,7 +75,7 @@ def test_classes(classification_data: Path, classifier: Path, predicted) -> None
 def test_order_is_that_of_the_sentences(classification_data: Path, classifier: Path, predicted):
     """Each line belongs to its sentence: the model, asked one by one, says the same."""
     found, _ = predicted(classification_data, classifier)
-    (model,), task = predict.load([str(classifier)], str(classification_data), {})
+    (model,), task, _ = load_models([str(classifier)], str(classification_data), {})
     symbols = task.source_dictionary
     sentences = labelled.decoded(classification_data / "input0", "valid")
     for row, sentence in zip(found, sentences, strict=True):
@@ -156,23 +157,24 @@ def test_scores(regression_data: Path, regressor: Path, predicted) -> None:
 
 
 def test_samples_are_averaged(classification_data: Path, classifier: Path, predicted) -> None:
-    """The mean of the probabilities of K passes, the same for the same seed."""
+    """The mean of the probabilities of K copies in one pass, the same for the same seed."""
     flags = ("--samples", 3, "--batch-size", 64, "--seed", 5)
     found, _ = predicted(classification_data, classifier, *flags)
     again, _ = predicted(classification_data, classifier, *flags)
     mean, _ = predicted(classification_data, classifier)
     assert found == again
     assert found != mean
-    (model,), task = predict.load([str(classifier)], str(classification_data), {})
-    (sample,) = predict.batches(task, [model], str(classification_data), "valid", 64)
+    (model,), task, _ = load_models([str(classifier)], str(classification_data), {})
+    (sample,) = load_batches(task, [model], DataSelection(str(classification_data)))
     torch.manual_seed(5)
     head = {"classification_head_name": "sentence_classification_head"}
+    copies = sample["net_input"]["src_tokens"].repeat_interleave(3, dim=0)
     with sampled_attention([model]), torch.no_grad():
-        passes = [model(**sample["net_input"], **head)[0].softmax(dim=-1) for _ in range(3)]
-    for number, row in zip(sample["id"].tolist(), sum(passes) / 3, strict=True):
+        samples = model(copies, **head)[0].softmax(dim=-1).view(40, 3, -1)
+    for number, row in zip(sample["id"].tolist(), samples.mean(dim=1), strict=True):
         expected = list(found[number]["probabilities"].values())
         assert row.tolist() == pytest.approx(expected, abs=1e-5)
-    assert not torch.equal(passes[0], passes[1])
+    assert not torch.equal(samples[:, 0], samples[:, 1])
 
 
 def test_ensembles_average_their_probabilities(
@@ -218,7 +220,7 @@ def test_text_for_people(classification_data: Path, classifier: Path, capsys) ->
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (("--gen-subset", "nowhere"), "has no nowhere set"),
+        (("--gen-subset", "nowhere"), "no nowhere set in"),
         (("--output", "no/such/folder/x"), "no/such/folder is no directory"),
         (("--samples", -1), "--samples must not be negative"),
         (("--model-overrides", "oops"), "oops is no dictionary"),

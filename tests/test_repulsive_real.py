@@ -12,9 +12,10 @@ import commands
 import labelled
 import prepare_glue
 import sizes
-from fairseq_stochattn.analysis.evaluation import DataSelection, Evaluation
+from fairseq_stochattn.analysis.evaluation import Evaluation
 from fairseq_stochattn.analysis.heads import head_distances, show_heads
 from fairseq_stochattn.heads import find_heads
+from fairseq_stochattn.loading import DataSelection
 
 DATA = Path(os.environ.get("STOCHATTN_DATA", commands.ROOT.parent / "shared" / "data"))
 SVGD = ("--optimizer", "repulsive", "--repulsive-base", "adam", "--repulsive-rule", "svgd")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Import a pretrained encoder, prepare a task, fine-tune, predict and score:
 #   MODEL=FOLDER examples/glue/run.sh TASK [OUT] [flags for fairseq-train …]
-# TASK is a GLUE task, e.g. MRPC, or ANLI, PAWS, IMDb, CoNLL-2003, WNUT-17 (entities), SWAG, DREAM, HellaSWAG
+# TASK is a GLUE task, e.g. MRPC, or ANLI, PAWS, IMDb, CLINC150, CoNLL-2003, WNUT-17 (entities), SWAG, DREAM, HellaSWAG
 # (multiple choice). MODEL is a folder in Hugging Face's layout (BERT or RoBERTa). METHOD is the attention:
 #   deterministic    the default; CRITERION=freelb or smart trains it adversarially
 #   babn, bam        Bayesian attention
@@ -33,6 +33,7 @@ case $task in
     report=(--regression-target --report-pearson-and-spearman
       --best-checkpoint-metric pearson_and_spearman) ;;
   ANLI) prepare=(prepare_anli.py) classes=3 ;;
+  CLINC150) prepare=(prepare_clinc150.py) classes=150 ;;
   PAWS) prepare=(prepare_paws.py) ;;
   IMDb) prepare=(prepare_imdb.py) ;;
   CoNLL-2003) prepare=(prepare_conll2003.py) kind=token_tagging ;;

@@ -5,6 +5,7 @@ case $task in
   RTE) STEPS=468 ;;  # 3 epochs
   CoLA) STEPS=1070 ;;  # 2 epochs
   STS-B) STEPS=1080 ;;
+  CLINC150) STEPS=2810 ;;  # 3 epochs
   *) STEPS=4000 ;;
 esac
 WARMUP=$((STEPS / 10))
