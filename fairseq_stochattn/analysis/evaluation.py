@@ -34,6 +34,7 @@ class DataSelection:
     max_tokens: int | None = None
     batch_size: int | None = None
     seed: int | None = None  # None: the one the model was trained with
+    ids: tuple[int, ...] | None = None  # only these, each a batch, in this order
 
 
 class Bleu(NamedTuple):
@@ -160,6 +161,8 @@ def _load_batches(
     if selection.limit is not None:
         indices = indices[indices < selection.limit]  # they are ordered by length
     positions = utils.resolve_max_positions(task.max_positions(), model.max_positions())
+    if selection.ids is not None:
+        return [_single(dataset, number, indices, selection) for number in selection.ids]
     indices = task.filter_indices_by_size(indices, dataset, positions, ignore_invalid_inputs=True)
     if len(indices) == 0:
         raise UsageError(f"the {selection.subset} set in {selection.data} has no usable sentence")
@@ -167,6 +170,14 @@ def _load_batches(
         indices, max_tokens=selection.max_tokens, max_sentences=selection.batch_size
     )
     return [dataset.collater([dataset[index] for index in batch]) for batch in batches]
+
+
+def _single(
+    dataset: Any, number: int, known: Sequence[int], selection: DataSelection
+) -> dict[str, Any]:
+    if number not in known:
+        raise UsageError(f"the {selection.subset} set in {selection.data} has no sentence {number}")
+    return dataset.collater([dataset[number]])
 
 
 def _cause(error: BaseException) -> str:

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
+from fairseq_stochattn.analysis.drawing import require_drawable
 from fairseq_stochattn.analysis.evaluation import DataSelection, Evaluation
 from fairseq_stochattn.analysis.heads import head_distances, head_importances, show_heads
-from fairseq_stochattn.analysis.heads_plot import draw, require_drawable
+from fairseq_stochattn.analysis.heads_plot import draw
 from fairseq_stochattn.analysis.heads_report import HeadReport, LayerReport, as_json, as_table
+from fairseq_stochattn.analysis.quiet import warnings_only
 from fairseq_stochattn.errors import UsageError, require_not_negative, require_positive
 from fairseq_stochattn.heads import find_heads, select_heads
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.data, args.subset, args.limit, args.max_tokens, args.batch_size, args.seed
     )
     checkpoints = [args.checkpoint] if args.compare is None else [args.checkpoint, args.compare]
-    with _warnings_only():
+    with warnings_only():
         reports = [measure(checkpoint, selection, args) for checkpoint in checkpoints]
         if args.plot is not None:
             draw(reports, args.plot)
@@ -77,18 +77,6 @@ def measure(checkpoint: Path, selection: DataSelection, args: argparse.Namespace
     )
 
 
-@contextmanager
-def _warnings_only() -> Iterator[None]:
-    """fairseq sets the root logger to DEBUG on import, and every library then tells its life."""
-    root = logging.getLogger()
-    before = root.level
-    root.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        root.setLevel(before)
-
-
 def _check(args: argparse.Namespace) -> None:
     """What would fail after hours fails now."""
     given = [x for x in ("limit", "max_tokens", "batch_size") if getattr(args, x) is not None]
@@ -99,7 +87,7 @@ def _check(args: argparse.Namespace) -> None:
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise UsageError(f"--{flag} {path}: not a file in an existing directory")
     if args.plot is not None:
-        require_drawable(args.plot)
+        require_drawable(args.plot, "--plot")
 
 
 def _parser() -> argparse.ArgumentParser:

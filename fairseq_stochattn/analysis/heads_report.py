@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 
@@ -66,6 +66,20 @@ def as_json(reports: Sequence[HeadReport], tolerance: float, **origin: Any) -> d
         for report in reports
     ]
     return {**origin, "tolerance": tolerance, "models": models}
+
+
+def from_json(found: dict[str, Any]) -> list[HeadReport]:
+    """The reports that ``as_json`` wrote."""
+    names = [entry.name for entry in fields(HeadReport)]
+    return [
+        HeadReport(
+            **{
+                **{name: model[name] for name in names},
+                "layers": [LayerReport(**layer) for layer in model["layers"]],
+            }
+        )
+        for model in found["models"]
+    ]
 
 
 def labels_of(reports: Sequence[HeadReport]) -> list[str]:
