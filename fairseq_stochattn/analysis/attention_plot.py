@@ -44,7 +44,7 @@ class AttentionMap:
             _LETTER * min(_LONGEST, max(map(len, tokens))) for tokens in (self.queries, self.keys)
         )
         width = _CELL * max(4, len(self.keys)) + wide + 1.4
-        return max(3.2, width), _CELL * max(3, len(self.queries)) + high + 1.2
+        return max(3.2, width), _CELL * max(3, len(self.queries)) + high + 1.4
 
 
 def choose_heads(spec: str, count: int) -> list[int]:
@@ -130,14 +130,14 @@ def attention_figure(maps: Sequence[AttentionMap], title: str) -> Figure:
 
 def draw_mean(ax: Axes, one: AttentionMap) -> None:
     seen = np.where(one.mean > 0, one.mean, np.nan)
-    _draw(ax, one, seen, f"{one.title}\nmean weight", "cividis")
+    _draw(ax, one, seen, "mean weight", "cividis")
 
 
 def draw_ratio(ax: Axes, one: AttentionMap) -> None:
-    _draw(ax, one, one.ratio, f"{one.title}\nstd/mean of {one.of}", "inferno")
+    _draw(ax, one, one.ratio, f"std/mean of {one.of}", "inferno")
 
 
-def _draw(ax: Axes, one: AttentionMap, grid: np.ndarray, title: str, colours: str) -> None:
+def _draw(ax: Axes, one: AttentionMap, grid: np.ndarray, what: str, colours: str) -> None:
     """Cells that the query never sees stay empty."""
     top = max(np.nanmax(grid, initial=0.0), 1e-9)
     image = ax.imshow(grid, cmap=colours, vmin=0, vmax=top, aspect="equal")
@@ -146,7 +146,8 @@ def _draw(ax: Axes, one: AttentionMap, grid: np.ndarray, title: str, colours: st
     ax.tick_params(length=0)
     ax.set_xlabel("key: token read" if one.site == "decoder" else "key")
     ax.set_ylabel("query" if one.site == "encoder" else "query: token to write")
-    ax.set_title(title)
+    place = one.title.replace(", layer", "\nlayer")
+    ax.set_title(f"{place}\n{what}")
     for spine in ax.spines.values():
         spine.set_visible(False)
     if max(grid.shape) <= _DIGITS_UP_TO:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SQUARE = (3.7, 3.7)
+SQUARE = (3.55, 3.7)
 
 
 def reliability_figure(evaluation: dict[str, Any]) -> Figure:
@@ -38,7 +38,7 @@ def risk_coverage_figure(evaluation: dict[str, Any]) -> Figure:
 
 def out_of_domain_figure(evaluation: dict[str, Any]) -> Figure:
     entries = _entries(evaluation, "out_of_domain")
-    figure, axes = panels(len(entries), (4.6, 3.4))
+    figure, axes = panels(len(entries), SQUARE)
     for ax, entry in zip(axes, entries, strict=True):
         draw_out_of_domain(ax, entry)
     figure.suptitle(_source(evaluation))
@@ -75,7 +75,7 @@ def draw_reliability(ax: Axes, entry: dict[str, Any]) -> None:
             fontsize=6.5,
         )
     ece = entry["metrics"].get("ece")
-    ax.set_title(name_of(entry) + ("" if ece is None else f", ECE {ece:.3g} %"))
+    ax.set_title(name_of(entry) + ("" if ece is None else f", ECE {ece:.3g}"))
     ax.set(xlim=(0, 1), ylim=(0, 1.08), xlabel="confidence (numbers: how many)", ylabel="accuracy")
     ax.legend(loc="upper left", fontsize=7)
 
@@ -104,8 +104,8 @@ def draw_out_of_domain(ax: Axes, entry: dict[str, Any]) -> None:
         style = look(index, 4 * len(cdf["entropy"]))
         text = kind.replace("_", "-")
         ax.step(cdf["entropy"], cdf[kind], where="post", label=text, **style)
-    scores = ", ".join(f"{name.replace('_', ' ')} {x:.3g}" for name, x in found["auroc"].items())
-    ax.set_title(f"{name_of(entry)}\nAUROC by {scores}")
+    scores = [f"AUROC by {name.replace('_', ' ')} {x:.3g}" for name, x in found["auroc"].items()]
+    ax.set_title("\n".join([name_of(entry), *scores]))
     ax.set(ylim=(0, 1.02), xlabel="predictive entropy", ylabel="share of examples below")
     ax.legend(loc="lower right", fontsize=7)
 

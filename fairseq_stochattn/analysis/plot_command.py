@@ -8,7 +8,6 @@ the log of fairseq-train (curves, layers).
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ from fairseq_stochattn.analysis.evaluation import DataSelection, Evaluation
 from fairseq_stochattn.analysis.evaluation_file import read_evaluation
 from fairseq_stochattn.analysis.heads import show_heads
 from fairseq_stochattn.analysis.heads_plot import heads_figure
-from fairseq_stochattn.analysis.heads_report import from_json
+from fairseq_stochattn.analysis.heads_report import read_reports
 from fairseq_stochattn.analysis.keys_queries import collect, keys_queries_figure
 from fairseq_stochattn.analysis.quiet import warnings_only
 from fairseq_stochattn.analysis.sentences import sentence_from, sentences_of
@@ -110,13 +109,7 @@ def _evaluated(draw: Callable[[dict], Figure]) -> Callable[[argparse.Namespace],
 
 
 def _heads(args: argparse.Namespace) -> Figure:
-    try:
-        reports = from_json(json.loads(args.measured.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise UsageError(f"{args.measured} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        raise UsageError(f"{args.measured} is not what stochattn-heads --json writes") from None
-    return heads_figure(reports)
+    return heads_figure(read_reports(args.measured))
 
 
 def _curves(args: argparse.Namespace) -> Figure:

@@ -1,0 +1,36 @@
+"""Figures as SVG inside a page: they take the page's text colour, so they suit light and dark."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING
+
+from fairseq_stochattn.analysis.drawing import COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_BLACK = re.compile(r"(?:#000000|\bblack\b)(?=[;\"'])")
+_REFERENCE = re.compile(r"(\bid=\"|url\(#|href=\"#)")
+
+
+def inline_svg(figure: Figure, name: str) -> str:
+    """The ``<svg>`` element of a figure without background; black is the colour of the text.
+
+    Its text is text, in the reader's fonts. ``name`` keeps the ids of several figures apart. What
+    the picture shows is said beside it, so it is hidden from screen readers.
+    """
+    import matplotlib
+
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = _BLACK.sub("currentColor", svg)
+    svg = svg.replace(COLOURS[0].lower(), f"var(--blue, {COLOURS[0]})")  # too dark for dark pages
+    svg = _REFERENCE.sub(rf"\g<1>{name}-", svg)
+    return svg.replace("<svg", '<svg aria-hidden="true" fill="currentColor"', 1).strip()
