@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairseq_stochattn.analysis.drawing import COLOURS, label_ends, look, panels
+from fairseq_stochattn.analysis.drawing import COLOURS, SQUARE, label_ends, look, panels
 from fairseq_stochattn.analysis.evaluation_file import name_of, with_part
 from fairseq_stochattn.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-SQUARE = (3.55, 3.7)
 
 
 def reliability_figure(evaluation: dict[str, Any]) -> Figure:

@@ -23,6 +23,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#7F7F7F")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 PANEL = (3.55, 2.7)  # inches: a phone is about so wide
+SQUARE = (3.55, 3.7)
 _FEW = 40  # points up to which each has its marker
 _SETTINGS = {
     "font.size": 9,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
+from typing import Any
 
 _STYLE = "page.css"
 
@@ -46,6 +47,15 @@ def document(title: str, lead: str, sections: Iterable[tuple[str, str]]) -> str:
 </body>
 </html>
 """
+
+
+def shown(value: Any) -> str:
+    """A value of a configuration or a measure, for the reader."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def paragraph(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fairseq import utils
 
-from fairseq_stochattn.analysis import page, report
+from fairseq_stochattn.analysis import page, report, report_evaluation
 from fairseq_stochattn.analysis.attention_plot import attention_maps
 from fairseq_stochattn.analysis.drawing import house_style, require_library
 from fairseq_stochattn.analysis.evaluation import DataSelection, Evaluation
@@ -80,7 +80,7 @@ def compose(args: argparse.Namespace) -> str:
     add(
         "Metrics",
         evaluation,
-        lambda: report.metrics(evaluation),
+        lambda: report_evaluation.metrics(evaluation),
         page.hint("Not evaluated yet:", f"{_EVALUATE} {target}"),
     )
     sections.append(("Attention", _attention(args, checkpoint, training, evaluation)))
@@ -90,7 +90,9 @@ def compose(args: argparse.Namespace) -> str:
     add(
         "Least certain examples",
         evaluation and with_part(evaluation, "least_certain"),
-        lambda: "".join(map(report.least_certain, with_part(evaluation, "least_certain"))),
+        lambda: "".join(
+            map(report_evaluation.least_certain, with_part(evaluation, "least_certain"))
+        ),
         page.hint("The evaluation finds them:", f"{_EVALUATE} {target}"),
     )
     sources = [str(x) for x in (checkpoint, *told_by, evaluated, measured) if x]
