@@ -230,12 +230,11 @@ class Demo:
         (self.out / "translations.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def evaluate(self, log: Path) -> None:
-        """Measures of uncertainty on the validation part, for the page."""
+        """Measures of uncertainty on the test part, for the page."""
         command = [
-            *(console_command("stochattn-evaluate"), "data"),
-            *("--path", "checkpoints/checkpoint_best.pt", "--json", EVALUATION),
-            *(("--samples", str(SAMPLES)) if is_random(self.arch) else ()),
-            *device_options(),
+            *(console_command("stochattn-evaluate"), "data", "--gen-subset", "test"),
+            *("--path", "checkpoints/checkpoint_best.pt", "--samples", str(SAMPLES)),
+            *("--remove-bpe", "sentencepiece", "--json", EVALUATION, *device_options()),
         ]
         self.run_logged(command, log)
 
