@@ -83,7 +83,7 @@ def draw_risk_coverage(ax: Axes, entries: Sequence[dict[str, Any]]) -> None:
     labels = []
     for index, entry in enumerate(entries):
         found = entry["risk_coverage"]
-        style = look(index, 4 * len(found["risk"]))
+        style = look(index, len(found["risk"]))
         ax.plot(found["coverage"], found["risk"], **style)
         area = entry["metrics"].get("aurc")
         text = name_of(entry) + ("" if area is None else f"\nAURC {area:.3g}")
@@ -99,7 +99,7 @@ def draw_out_of_domain(ax: Axes, entry: dict[str, Any]) -> None:
     found = entry["out_of_domain"]
     cdf = found["entropy_cdf"]
     for index, kind in enumerate(("in_domain", "out_of_domain")):
-        style = look(index, 4 * len(cdf["entropy"]))
+        style = look(index, len(cdf["entropy"]))
         text = kind.replace("_", "-")
         ax.step(cdf["entropy"], cdf[kind], where="post", label=text, **style)
     scores = [f"AUROC by {name.replace('_', ' ')} {x:.3g}" for name, x in found["auroc"].items()]

@@ -24,7 +24,7 @@ DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 PANEL = (3.55, 2.7)  # inches: a phone is about so wide
 SQUARE = (3.55, 3.7)
-_FEW = 40  # points up to which each has its marker
+_FEW = 12  # markers that a line has about
 _SETTINGS = {
     "font.size": 9,
     "axes.titlesize": 9,
