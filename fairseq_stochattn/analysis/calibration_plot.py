@@ -104,7 +104,7 @@ def draw_out_of_domain(ax: Axes, entry: dict[str, Any]) -> None:
         ax.step(cdf["entropy"], cdf[kind], where="post", label=text, **style)
     scores = [f"AUROC by {name.replace('_', ' ')} {x:.3g}" for name, x in found["auroc"].items()]
     ax.set_title("\n".join([name_of(entry), *scores]))
-    ax.set(ylim=(0, 1.02), xlabel="predictive entropy", ylabel="share of examples below")
+    ax.set(ylim=(0, 1.02), xlabel="predictive entropy (bits)", ylabel="share of examples below")
     ax.legend(loc="lower right", fontsize=7)
 
 

@@ -20,15 +20,15 @@ METRICS = {
     "accuracy": ("accuracy (%)", "higher", "right answers"),
     "bleu": ("BLEU", "higher", "sacrebleu, of the whole set"),
     "perplexity": ("perplexity", "lower", "how many tokens the model hesitates between"),
-    "nll": ("NLL", "lower", "−log of the probability of the right answer"),
+    "nll": ("NLL (bits)", "lower", "−log₂ of the probability of the right answer"),
     "brier": ("Brier score", "lower", "squared distance of the probabilities from the answer"),
     "ece": ("ECE", "lower", "expected gap between confidence and accuracy"),
     "oe": ("OE", "lower", "the same, where it is too confident"),
     "pavpu": ("PAvPU", "higher", "share that is right and certain, or wrong and uncertain"),
     "aurc": ("AURC", "lower", "mean share wrong, whatever share is answered"),
-    "predictive_entropy": ("predictive entropy", "", "all uncertainty"),
-    "expected_entropy": ("expected entropy", "", "of it, what is in the data"),
-    "mutual_information": ("mutual information", "", "of it, what is in the attention"),
+    "predictive_entropy": ("predictive entropy (bits)", "", "all uncertainty"),
+    "expected_entropy": ("expected entropy (bits)", "", "of it, what is in the data"),
+    "mutual_information": ("mutual information (bits)", "", "of it, what is in the attention"),
 }
 
 
