@@ -19,12 +19,20 @@ def checkpoint(name: str, shift: float, **more: Any) -> dict[str, Any]:
     return {
         "path": f"{name}.pt",
         "name": name,
-        "arch": f"transformer_{name}",
+        "arch": "transformer_babn",
         "metrics": {
-            **{"accuracy": 81.25, "nll": 0.62, "ece": shift, "oe": shift / 2, "brier": 0.27},
+            **{
+                "bleu": 34.5,
+                "accuracy": 81.25,
+                "nll": 0.62,
+                "ece": shift,
+                "oe": shift / 2,
+                "brier": 0.27,
+            },
             **{"pavpu": 0.83, "predictive_entropy": 0.71, "expected_entropy": 0.55},
             **{"mutual_information": 0.16, "aurc": 0.05 + shift},
         },
+        "signature": "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0",
         "reliability": bins,
         "risk_coverage": {"coverage": coverage, "risk": [(0.2 + shift) * x**2 for x in coverage]},
         "least_certain": [
@@ -61,11 +69,11 @@ def checkpoint(name: str, shift: float, **more: Any) -> dict[str, Any]:
 def evaluation(**more: Any) -> dict[str, Any]:
     return {
         **{"data": "data-bin", "task": "translation", "split": "valid", "samples": 20, "seed": 1},
-        "checkpoints": [checkpoint("babn", 0.02), checkpoint("plain", 0.14)],
+        "checkpoints": [checkpoint("checkpoint_best", 0.02), checkpoint("plain_last", 0.14)],
         "comparisons": [
             {
-                "of": "babn",
-                "with": "plain",
+                "of": "checkpoint_best",
+                "with": "plain_last",
                 "bleu_difference": 0.7,
                 "p_value": 0.021,
                 "method": "paired bootstrap, 1000 resamples",

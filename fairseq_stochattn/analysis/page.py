@@ -114,9 +114,10 @@ def table(
     )
     # Roles are named since a table that is laid out as blocks loses its own.
     return (
-        f'<table role="table"{" class=wide" if wide else ""}><caption>{escape(caption)}</caption>'
+        f'<div class="scroll"><table role="table"{" class=wide" if wide else ""}>'
+        f"<caption>{escape(caption)}</caption>"
         f'<thead role="rowgroup"><tr role="row">{columns}</tr></thead>'
-        f'<tbody role="rowgroup">\n{body}</tbody></table>'
+        f'<tbody role="rowgroup">\n{body}</tbody></table></div>'
     )
 
 
