@@ -18,6 +18,7 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     packages=find_packages(include=["fairseq_stochattn", "fairseq_stochattn.*"]),
+    package_data={"fairseq_stochattn.analysis": ["page.css"]},
     python_requires=">=3.10",
     install_requires=[
         # Weights-only loading with an allow-list is the default from torch 2.6 on.
@@ -43,7 +44,9 @@ setup(
             "stochattn-generate = fairseq_stochattn.generate:main",
             "stochattn-evaluate = fairseq_stochattn.analysis.evaluate_command:main",
             "stochattn-heads = fairseq_stochattn.analysis.heads_command:main",
+            "stochattn-plot = fairseq_stochattn.analysis.plot_command:main",
             "stochattn-predict = fairseq_stochattn.predict:main",
+            "stochattn-report = fairseq_stochattn.analysis.report_command:main",
         ],
     },
     classifiers=[

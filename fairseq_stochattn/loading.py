@@ -33,6 +33,7 @@ class DataSelection:
     batch_size: int | None = None
     seed: int | None = None  # None: the one the model was trained with
     skip_long: bool = True  # leave out what is too long for the model, else refuse
+    ids: tuple[int, ...] | None = None  # only these, each a batch, in this order
 
 
 class Loaded(NamedTuple):
@@ -99,6 +100,11 @@ def load_batches(task: Any, models: Sequence[nn.Module], selection: DataSelectio
         raise UsageError(f"no {subset} set in {data}: {cause(error)}") from None
     dataset = task.dataset(subset)
     dataset.set_epoch(1)  # masks of a masked LM depend on it: those of fairseq-validate
+    if selection.ids is not None:
+        for number in selection.ids:
+            if not 0 <= number < len(dataset):
+                raise UsageError(f"the {subset} set in {data} has no sentence {number}")
+        return Batches(dataset, [np.array([number]) for number in selection.ids], selection)
     count = len(dataset) if selection.limit is None else min(selection.limit, len(dataset))
     lengths = np.array([dataset.num_tokens(index) for index in range(count)], dtype=np.int64)
     order = np.argsort(lengths, kind="stable")

@@ -38,6 +38,9 @@ def test_one_epoch_from_corpus_to_score(tmp_path: Path) -> None:
     assert f"transformer_babn: BLEU {figures['bleu']:.1f}" in result.stdout
     assert f"AUROC {figures['auroc']['surprise']:.2f}" in result.stdout
     assert len((tmp_path / "run" / "translations.txt").read_text().splitlines()) == 500
+    page = tmp_path / "run" / "report.html"
+    assert f"for your browser: {page}" in result.stdout
+    assert "<h2" in page.read_text()
     assert len(result.stdout.splitlines()) < 30  # a terminal screen
 
 

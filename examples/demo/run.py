@@ -1,7 +1,8 @@
 """Train and judge a small German-English translation model from nothing, offline, in minutes.
 
 Makes a corpus, cuts it into pieces, trains an architecture of this package with fairseq,
-translates the test part, scores the translations and shows which of them the model is unsure of.
+translates the test part, scores the translations, shows which of them the model is unsure of and
+writes a page on the run to open in a browser.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "fairseq_stochattn"
 GENERATOR = REPOSITORY / "data-prep" / "generate_numbers.py"
 
-STEPS = ("corpus", "pieces", "binarise", "train", "translate", "score")
+STEPS = ("corpus", "pieces", "binarise", "train", "translate", "score", "evaluate", "report")
 SPLITS = ("train", "valid", "test")
 LANGUAGES = ("de", "en")
 TRAIN_SENTENCES = 12_000
@@ -36,6 +37,8 @@ VOCABULARY = 800
 ALWAYS_A_PIECE = ("hundert", "tausend", "und")
 MARKER = ".stochattn-demo"
 RESULT = "result.json"
+EVALUATION = "evaluation.json"
+PAGE = "report.html"
 LOG_LINES_SHOWN = 15
 LOG_WIDTH_SHOWN = 240
 SAMPLES = 20
@@ -226,6 +229,19 @@ class Demo:
         lines = [found[number] for number in sorted(found)]
         (self.out / "translations.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
+    def evaluate(self, log: Path) -> None:
+        """Measures of uncertainty on the test part, for the page."""
+        command = [
+            *(console_command("stochattn-evaluate"), "data", "--gen-subset", "test"),
+            *("--path", "checkpoints/checkpoint_best.pt", "--samples", str(SAMPLES)),
+            *("--remove-bpe", "sentencepiece", "--json", EVALUATION, *device_options()),
+        ]
+        self.run_logged(command, log)
+
+    def report(self, log: Path) -> None:
+        command = [console_command("stochattn-report"), ".", "--output", PAGE, *device_options()]
+        self.run_logged(command, log)
+
     def score(self, log: Path) -> None:
         records, translations = self.read_translations()
         score = judge(records, translations)
@@ -269,6 +285,7 @@ class Demo:
             )
             print(*describe(doubts, records, translations), sep="\n")
         print(f"{sum(self.seconds.values()):.0f} s in all; everything is in {self.out}")
+        print(f"a page on this run, for your browser: {self.out / PAGE}")
 
 
 def judge(records: list[dict], translations: list[str]) -> Score:
@@ -319,7 +336,7 @@ def own_files(out: Path) -> list[Path]:
         ],
         "checkpoints": ["checkpoint_best.pt", "checkpoint_last.pt"],
         "logs": [f"{step}.log" for step in STEPS],
-        ".": ["translations.txt", RESULT],
+        ".": ["translations.txt", RESULT, EVALUATION, PAGE],
     }
     return [out / folder / name for folder, files in names.items() for name in files]
 
@@ -354,7 +371,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo = Demo(arguments.out, arguments.arch, arguments.epochs, arguments.seed)
     actions = (
         *(demo.make_corpus, demo.cut_into_pieces, demo.binarise),
-        *(demo.train, demo.translate, demo.score),
+        *(demo.train, demo.translate, demo.score, demo.evaluate, demo.report),
     )
     try:
         prepare_folder(demo.out)

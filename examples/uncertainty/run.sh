@@ -14,7 +14,7 @@ METHODS=${METHODS:-deterministic babn} SAMPLES=${SAMPLES:-20}
 checkpoints=()
 for method in $METHODS; do
   run=$out/CLINC150/$method
-  [ -f "$run.valid.txt" ] || METHOD=$method "$here/../glue/run.sh" CLINC150 "$out" "$@"
+  [ -s "$run.valid.txt" ] || METHOD=$method "$here/../glue/run.sh" CLINC150 "$out" "$@"
   checkpoints+=("$run/checkpoint_best.pt")
 done
 stochattn-evaluate "$out/CLINC150/data" --path "${checkpoints[@]}" --samples "$SAMPLES" \

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from fairseq.models.lstm import LSTMDecoder
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
@@ -36,6 +37,7 @@ def show_heads(model: nn.Module) -> nn.Module:
     """
     for module in list(model.modules()):
         hosts = isinstance(module, (TransformerEncoderBase, TransformerDecoderBase))
+        hosts = hosts or (isinstance(module, LSTMDecoder) and module.attention is not None)
         if hosts and not hasattr(module, "attention_stacks") and len(module.layers) > 0:
             host_methods([module], _PLAIN)
     return model

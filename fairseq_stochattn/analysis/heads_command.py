@@ -14,9 +14,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from fairseq_stochattn.analysis.drawing import require_drawable
 from fairseq_stochattn.analysis.evaluation import Evaluation
 from fairseq_stochattn.analysis.heads import head_distances, head_importances, show_heads
-from fairseq_stochattn.analysis.heads_plot import draw, require_drawable
+from fairseq_stochattn.analysis.heads_plot import draw
 from fairseq_stochattn.analysis.heads_report import HeadReport, LayerReport, as_json, as_table
 from fairseq_stochattn.errors import UsageError, require_not_negative, require_positive
 from fairseq_stochattn.heads import find_heads, select_heads
@@ -86,7 +87,7 @@ def _check(args: argparse.Namespace) -> None:
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise UsageError(f"--{flag} {path}: not a file in an existing directory")
     if args.plot is not None:
-        require_drawable(args.plot)
+        require_drawable(args.plot, "--plot")
 
 
 def _parser() -> argparse.ArgumentParser:

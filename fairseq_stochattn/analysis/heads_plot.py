@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,30 +9,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fairseq_stochattn.analysis.drawing import save
 from fairseq_stochattn.analysis.heads_report import HeadReport, LayerReport, labels_of
-from fairseq_stochattn.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-FORMATS = (".png", ".svg", ".pdf")
 _BINS = 20
 _FILLS = ({"color": "0.35"}, {"color": "0.85", "hatch": "///"})  # told apart without colour
 _CELL = 0.5  # inches a head, wide enough for its number
 
 
-def require_drawable(path: Path) -> None:
-    """Refuse before anything is computed what could not be drawn after it."""
-    if path.suffix not in FORMATS:
-        raise UsageError(f"--plot {path}: the name must end in {', '.join(FORMATS)}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(
-            "--plot needs matplotlib: pip install 'fairseq_stochattn[analysis]', or leave it out"
-        )
-
-
 def draw(reports: Sequence[HeadReport], path: Path) -> None:
+    save(heads_figure(reports), path)
+
+
+def heads_figure(reports: Sequence[HeadReport]) -> Figure:
     """A histogram of all heads above a layer × head map of every site, a row of maps a model."""
     from matplotlib.figure import Figure
 
@@ -61,7 +54,7 @@ def draw(reports: Sequence[HeadReport], path: Path) -> None:
             else:
                 ax.set_axis_off()  # only the other model has this site
     bottom.colorbar(image, ax=axes, label=reports[0].effect, shrink=0.9)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def bin_edges(values: Sequence[float]) -> np.ndarray:

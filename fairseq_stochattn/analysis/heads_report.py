@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
+
+from fairseq_stochattn.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,30 @@ def as_json(reports: Sequence[HeadReport], tolerance: float, **origin: Any) -> d
         for report in reports
     ]
     return {**origin, "tolerance": tolerance, "models": models}
+
+
+def from_json(found: dict[str, Any]) -> list[HeadReport]:
+    """The reports that ``as_json`` wrote."""
+    names = [entry.name for entry in fields(HeadReport)]
+    return [
+        HeadReport(
+            **{
+                **{name: model[name] for name in names},
+                "layers": [LayerReport(**layer) for layer in model["layers"]],
+            }
+        )
+        for model in found["models"]
+    ]
+
+
+def read_reports(path: Path) -> list[HeadReport]:
+    """Those of a file that ``stochattn-heads --json`` wrote."""
+    try:
+        return from_json(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"{path} is not what stochattn-heads --json writes") from None
 
 
 def labels_of(reports: Sequence[HeadReport]) -> list[str]:

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from fairseq_stochattn.attention.method import Cells, MethodDict, attend
 from fairseq_stochattn.attention.stack import AttentionStack
+from fairseq_stochattn.attention.watching import Heads, ShowsHeads
 
 
-class StochasticAttentionLayer(AttentionLayer):
+class StochasticAttentionLayer(ShowsHeads, AttentionLayer):
     """LSTM attention whose logits pass through ``attention_methods`` before the softmax."""
 
     stack: AttentionStack
@@ -57,5 +58,9 @@ class StochasticAttentionLayer(AttentionLayer):
         )
         weights = attend(logits, cells, self.attention_methods).squeeze(1)  # (B, 1, S), fp32
         context = torch.bmm(weights.type_as(k), k).squeeze(1)  # (B, C)
+        if self.watchers:
+            # One head, and one query a call.
+            outputs = context[:, None, None, :]
+            self.show(Heads(weights.unsqueeze(1), outputs, cells.query_padding))
         x = torch.tanh(self.output_proj(torch.cat((context, input), dim=1)))
         return x, weights.squeeze(1).t().type_as(x)  # weights: (S, B)
