@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "data-prep"), str(ROOT / "tests")]
 
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
 import commands  # noqa: E402
 import fairseq_stochattn  # noqa: E402, F401  (registers the archs in this process)
 import labelled  # noqa: E402
@@ -22,6 +26,7 @@ import prepare_conll2003  # noqa: E402
 import prepare_swag  # noqa: E402
 import sizes  # noqa: E402
 import toy_method  # noqa: E402, F401  (and a method of the tests' own, with its archs)
+import zoo  # noqa: E402
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "nu", "re") for b in ("ba", "do", "fi", "gu", "pe")]
 
@@ -56,6 +61,19 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _splits(text: Path) -> list[str]:
     names = (("train", "train"), ("valid", "valid"), ("test", "test"))
     return [arg for flag, name in names for arg in (f"--{flag}pref", str(text / name))]
+
+
+@pytest.fixture(scope="session")
+def novel() -> list[Tensor]:
+    """Some hundred lines of a novel as characters, the 45 most frequent of them known."""
+    data = Path(os.environ.get("STOCHATTN_DATA", ROOT.parent / "shared" / "data"))
+    source = data / "lm" / "war-and-peace.train.txt"
+    if not source.is_file():
+        pytest.skip(f"no text at {source}")
+    text = source.read_text(encoding="utf-8")[:40000].lower()
+    known = {c: 4 + n for n, (c, _) in enumerate(Counter(text).most_common(45))}
+    rows = [line[:32] for line in text.split("\n") if len(line) > 12]
+    return [torch.tensor([*(known.get(c, 3) for c in row), zoo.EOS]) for row in rows]
 
 
 @pytest.fixture(scope="session")

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from pathlib import Path
-
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import commands
 import zoo
 from fairseq_stochattn.attention.matching import MATCHERS
 from fairseq_stochattn.criterions.attention_losses import AttentionLosses
 
-DATA = Path(os.environ.get("STOCHATTN_DATA", commands.ROOT.parent / "shared" / "data"))
-TEXT = DATA / "lm" / "war-and-peace.train.txt"
 UPDATES = 300
-
-pytestmark = pytest.mark.skipif(not TEXT.is_file(), reason=f"no text at {TEXT}")
-
-
-@pytest.fixture(scope="module")
-def lines() -> list[Tensor]:
-    """Some hundred lines of the novel as characters, the 45 most frequent of them known."""
-    text = TEXT.read_text(encoding="utf-8")[:40000].lower()
-    known = {c: 4 + n for n, (c, _) in enumerate(Counter(text).most_common(45))}
-    rows = [line[:32] for line in text.split("\n") if len(line) > 12]
-    return [torch.tensor([*(known.get(c, 3) for c in row), zoo.EOS]) for row in rows]
 
 
 def trained_mmd(lines: list[Tensor], kind: str, weight: float) -> float:
@@ -53,8 +34,8 @@ def trained_mmd(lines: list[Tensor], kind: str, weight: float) -> float:
     return sum(measured[-20:]) / 20
 
 
-def test_alignment_halves_the_mmd(lines: list[Tensor]) -> None:
-    without = trained_mmd(lines, "ot", weight=0.0)
-    found = {kind: trained_mmd(lines, kind, weight=0.1) for kind in MATCHERS}
+def test_alignment_halves_the_mmd(novel: list[Tensor]) -> None:
+    without = trained_mmd(novel, "ot", weight=0.0)
+    found = {kind: trained_mmd(novel, kind, weight=0.1) for kind in MATCHERS}
     print(f"squared MMD without {without:.4f}", *(f"{k} {v:.4f}" for k, v in found.items()))
     assert all(value < without / 2 for value in found.values()), (without, found)

@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import copy
-import os
-from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 import torch
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from torch import Tensor, nn
 
-import commands
 import zoo
 
-DATA = Path(os.environ.get("STOCHATTN_DATA", commands.ROOT.parent / "shared" / "data"))
-TEXT = DATA / "lm" / "war-and-peace.train.txt"
 START, UPDATES = 150, 150
-
-pytestmark = pytest.mark.skipif(not TEXT.is_file(), reason=f"no text at {TEXT}")
-
-
-@pytest.fixture(scope="module")
-def lines() -> list[Tensor]:
-    """Some hundred lines of the novel as characters, the 45 most frequent of them known."""
-    text = TEXT.read_text(encoding="utf-8")[:40000].lower()
-    known = {c: 4 + n for n, (c, _) in enumerate(Counter(text).most_common(45))}
-    rows = [line[:32] for line in text.split("\n") if len(line) > 12]
-    return [torch.tensor([*(known.get(c, 3) for c in row), zoo.EOS]) for row in rows]
 
 
 def train(model: nn.Module, lines: list[Tensor], tau: float, start: int, stop: int) -> list[dict]:
@@ -58,13 +40,13 @@ def train(model: nn.Module, lines: list[Tensor], tau: float, start: int, stop: i
     return measured
 
 
-def test_a_lower_tau_masks_more(lines: list[Tensor]) -> None:
+def test_a_lower_tau_masks_more(novel: list[Tensor]) -> None:
     """One model, plain at first, goes on under three adversaries with the same batches."""
     learnt = zoo.build("transformer_lm_asa").train()
-    train(learnt, lines, tau=0.0, start=0, stop=START)
+    train(learnt, novel, tau=0.0, start=0, stop=START)
     shares = []
     for tau in (0.1, 0.3, 1.0):
-        rows = train(copy.deepcopy(learnt), lines, tau, START, START + UPDATES)[-50:]
+        rows = train(copy.deepcopy(learnt), novel, tau, START, START + UPDATES)[-50:]
         mean = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
         by_layer = ", ".join(f"{mean[f'masked_share_decoder_{n}']:.3f}" for n in range(3))
         shares.append(mean["masked_share"])
