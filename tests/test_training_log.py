@@ -43,7 +43,8 @@ def test_every_number_of_the_log_is_read(told: tuple[commands.Output, Path], fil
         for name in named:
             series = log.series(part, name)
             assert series.updates == [row["num_updates"] for row in rows]
-            assert series.values == pytest.approx([row[name] for row in rows], rel=1e-6)
+            # fairseq prints six digits; tensorboard gets all that a float has.
+            assert series.values == pytest.approx([row[name] for row in rows], rel=5e-6)
 
 
 def test_the_log_of_a_folder_is_found(told: tuple[commands.Output, Path]) -> None:
