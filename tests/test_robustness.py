@@ -152,7 +152,7 @@ def test_harmless_synonyms_turn_none(trained: tuple, tmp_path: Path, capsys) -> 
         (("--synonyms", SCRIPT), "is no JSON object"),
         (("--sentences", SCRIPT), "has no column 'sentence'"),
         (("--sentences", "other"), "6 of 6 sentences are not those of valid"),
-        (("--subset", "test"), "has no test set"),
+        (("--subset", "test"), "no test set"),
     ],
 )
 def test_mistakes_are_told(trained: tuple, tmp_path: Path, flags: tuple, cause: str) -> None:

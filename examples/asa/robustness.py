@@ -35,7 +35,7 @@ from fairseq_stochattn.analysis.substitution import (  # noqa: E402
 )
 from fairseq_stochattn.errors import UsageError  # noqa: E402
 from fairseq_stochattn.files import whole_file  # noqa: E402
-from fairseq_stochattn.predict import batches, load  # noqa: E402
+from fairseq_stochattn.loading import DataSelection, load_batches, load_models  # noqa: E402
 from fairseq_stochattn.predictions import Classification, kind_of  # noqa: E402
 from steps import subwords  # noqa: E402
 from steps.errors import PrepError  # noqa: E402
@@ -80,7 +80,7 @@ class Model:
     """A fine-tuned checkpoint as a function from words to probabilities."""
 
     def __init__(self, checkpoint: Path, data: Path, batch_size: int, cpu: bool) -> None:
-        (model,), self.task = load([str(checkpoint)], str(data), {})
+        (model,), self.task, _ = load_models([str(checkpoint)], str(data), {})
         self.kind = kind_of(self.task)
         if not isinstance(self.kind, Classification) or (data / "input1").exists():
             raise UsageError("only classifiers of single sentences can be attacked")
@@ -130,7 +130,8 @@ def read_synonyms(path: Path) -> dict[str, list[str]]:
 def check_data(model: Model, sentences: list[tuple], data: Path, subset: str) -> None:
     """Words that are cut otherwise than when the data was made would be another test set."""
     pad, prepared = model.task.source_dictionary.pad(), {}
-    for sample in batches(model.task, [model.model], str(data), subset, model.batch_size):
+    chosen = DataSelection(str(data), subset, batch_size=model.batch_size, skip_long=False)
+    for sample in load_batches(model.task, [model.model], chosen):
         for number, row in zip(sample["id"], sample["net_input"]["src_tokens"], strict=True):
             prepared[int(number)] = row[row.ne(pad)].tolist()
     same = sum(model.tokens(x).tolist() == prepared.get(i) for i, (x, _) in enumerate(sentences))

@@ -43,6 +43,7 @@ class Method:
 
     infix: str = ""
     flags: tuple[str, ...] = ()
+    updates: int = 1  # that are timed together, where not every update is alike
 
 
 METHODS: dict[str, Method] = {
@@ -53,6 +54,14 @@ METHODS: dict[str, Method] = {
     "ct": Method("_alignment", ("--criterion", "alignment", "--alignment", "ct")),
     "ot": Method("_alignment", ("--criterion", "alignment", "--alignment", "ot")),
     "repulsive": Method("", ("--optimizer", "repulsive", "--repulsive-base", "adam")),
+    "asa": Method("_asa", ("--criterion", "asa")),
+    "freelb2": Method("", ("--criterion", "freelb", "--freelb-steps", "2")),
+    "freelb3": Method("", ("--criterion", "freelb", "--freelb-steps", "3")),
+    "smart": Method("", ("--criterion", "smart")),
+    # Turns of five updates, to be timed as a whole; those of the default are four times as rare.
+    "attendout": Method(
+        "_attendout", ("--criterion", "attendout", "--attendout-steps", "5"), updates=5
+    ),
 }
 
 
@@ -63,7 +72,7 @@ class Aim:
     method: str
     backbone: str
     length: int
-    train: float
+    train: float | None  # None: a baseline, no aim
     paper: str = "–"
     released: str = "–"
 
@@ -77,11 +86,16 @@ AIMS = (
     Aim("ct", "transformer", 64, 1.20, "1.44", "1.37"),
     Aim("ot", "transformer", 64, 1.60, "–", "does not run"),
     Aim("repulsive", "transformer", 64, 1.03, "1.13–1.18", "–"),
+    Aim("asa", "transformer", 64, 2.05, "about 2", "2.17"),
+    Aim("freelb2", "transformer", 64, None),
+    Aim("freelb3", "transformer", 64, None),
+    Aim("smart", "transformer", 64, None),
+    Aim("attendout", "transformer", 64, 2.2, "about 2", "–"),
     Aim("babn", "lstm", 30, 1.25, "1.38", "–"),
 )
 GENERATION_AIMS = {"babn": 1.10}  # all others 1.02
 GENERATION_AIM = 1.02
-MEMORY_AIMS = {"babn": 1.35}
+MEMORY_AIMS = {"babn": 1.35, "attendout": 2.3}
 LENGTHS = (30, 64, 128, 256, 512)
 
 

@@ -39,7 +39,7 @@ from timing import Ratio, keep_memory, paired_ratio
 from workload import generation, make_trainer, training_step, write_dictionaries
 
 PARTS = ("train", "generate", "growth", "memory", "modules")
-GROWING = ("babn", "bam", "gan", "ct", "ot")
+GROWING = ("babn", "bam", "gan", "ct", "ot", "asa")
 MEMORY_LENGTH, GENERATED_LENGTH = 128, 32
 
 
@@ -57,7 +57,9 @@ class Bench:
     def train(self, method: str, backbone: str, length: int, threads: int = 1) -> None:
         torch.set_num_threads(threads)
         plain, ours = self.trainers(backbone, method)
-        ratio = paired_ratio(training_step(plain, length), training_step(ours, length), self.pairs)
+        updates = METHODS[method].updates
+        steps = [training_step(trainer, length, updates) for trainer in (plain, ours)]
+        ratio = paired_ratio(*steps, self.pairs, warm_up=1 if updates > 1 else 2)
         count = [sum(p.numel() for p in t.model.parameters()) for t in (plain, ours)]
         aims = [a for a in AIMS if (a.method, a.backbone, a.length) == (method, backbone, length)]
         self.note(

@@ -49,7 +49,8 @@ def training_table(rows: list[Row]) -> list[str]:
         wanted = {"part": "train", "method": aim.method, "backbone": aim.backbone}
         alone, together = (find(rows, **wanted, length=aim.length, threads=n) for n in (1, cores))
         together = f"{together['median']:.2f}" if together and cores > 1 else "–"
-        cells = f"{aim.backbone}, {aim.length}", shown(alone), f"{aim.train:.2f}", together
+        most = "–" if aim.train is None else f"{aim.train:.2f}"
+        cells = f"{aim.backbone}, {aim.length}", shown(alone), most, together
         lines.append(f"| `{aim.method}` | {' | '.join((*cells, aim.paper, aim.released))} |")
     return lines
 

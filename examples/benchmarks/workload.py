@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from fairseq import options, tasks, utils
 from fairseq.data import Dictionary, LanguagePairDataset
@@ -20,6 +21,7 @@ import fairseq_stochattn  # noqa: F401  (registers archs, criterions and optimiz
 
 WORDS = 8000  # IWSLT14's vocabularies have 6632 and 8848 entries
 TOKENS_A_STEP = 512
+HELD_OUT_LENGTH = 64
 
 
 def write_dictionaries(folder: Path, words: int = WORDS) -> None:
@@ -44,6 +46,8 @@ def make_trainer(data: Path, flags: list[str]) -> Trainer:
     config = convert_namespace_to_omegaconf(args)
     task = tasks.setup_task(config.task)
     utils.set_torch_seed(1)
+    if languages:  # where a method looks at held-out sentences
+        task.datasets["valid"] = translation_data(task.src_dict, task.tgt_dict, HELD_OUT_LENGTH, 2)
     model = task.build_model(config.model)
     trainer = Trainer(config, task, model, task.build_criterion(config.criterion))
     _ = trainer.optimizer  # built on first use, which must not be timed
@@ -96,20 +100,27 @@ def make_batch(task: Any, length: int, seed: int = 0) -> dict[str, Any]:
 
 
 def translation_batch(source: Dictionary, target: Dictionary, length: int, seed: int) -> dict:
-    of_source, of_target = sentences(source, length, seed), sentences(target, length, seed + 1)
-    data = LanguagePairDataset(
-        of_source, [len(x) for x in of_source], source,
-        of_target, [len(x) for x in of_target], target,
-        shuffle=False,
-    )  # fmt: skip
+    data = translation_data(source, target, length, seed)
     return data.collater([data[index] for index in range(len(data))])
 
 
-def training_step(trainer: Trainer, length: int) -> Callable[[], None]:
+def translation_data(
+    source: Dictionary, target: Dictionary, length: int, seed: int
+) -> LanguagePairDataset:
+    of_source, of_target = sentences(source, length, seed), sentences(target, length, seed + 1)
+    return LanguagePairDataset(
+        of_source, np.array([len(x) for x in of_source]), source,
+        of_target, np.array([len(x) for x in of_target]), target,
+        shuffle=False,
+    )  # fmt: skip
+
+
+def training_step(trainer: Trainer, length: int, updates: int = 1) -> Callable[[], None]:
     batch = make_batch(trainer.task, length)
 
     def step() -> None:
-        trainer.train_step([copy.copy(batch)])
+        for _ in range(updates):
+            trainer.train_step([copy.copy(batch)])
 
     return step
 
