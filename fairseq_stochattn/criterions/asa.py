@@ -24,7 +24,7 @@ from fairseq_stochattn.attention.doubling import doubled_batch, twice
 from fairseq_stochattn.attention.masking import Masking
 from fairseq_stochattn.attention.method import NamedLoss
 from fairseq_stochattn.criterions.attention_losses import task_criterion_name, wrapping_config
-from fairseq_stochattn.criterions.divergence import DIVERGENCES, Predictions, categorical_kl
+from fairseq_stochattn.criterions.divergence import Predictions, categorical_kl, divergence
 from fairseq_stochattn.criterions.elbo import AnnealedKL, ElboConfig, updates_of
 from fairseq_stochattn.errors import UsageError, require_not_negative
 
@@ -123,11 +123,10 @@ class AsaCriterion(AnnealedKL):
         weight = self.cfg.asa_weight
         if self.kind == "electra":  # on the scale of the discriminator's own loss
             weight *= self.task_criterion.rtd_weight
-        of_task = DIVERGENCES[self.kind]
         predictions = Predictions(
             seen.model, seen.sample, self.task_criterion, seen.clean, seen.attacked
         )
-        yield "asa", NamedLoss(of_task(predictions), weight)
+        yield "asa", NamedLoss(divergence(predictions), weight)
         for states in seen.first:
             kl = categorical_kl(*states.chunk(2))  # (B,)
             count = kl.new_tensor(len(kl))

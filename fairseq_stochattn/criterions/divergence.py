@@ -7,17 +7,22 @@ target tokens, masked or tagged tokens, sentences; padding is in none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from fairseq.criterions.adaptive_loss import AdaptiveLoss
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.modules import AdaptiveSoftmax
 from torch import Tensor, nn
 
+from fairseq_stochattn.criterions.decisions import decisions, is_regression, squared_difference
 from fairseq_stochattn.distributions import at_least_float
-from fairseq_stochattn.tasks.tagging import IGNORED
+
+# One prediction a target token, over a vocabulary.
+OVER_TOKENS = (CrossEntropyCriterion, LabelSmoothedCrossEntropyCriterion, AdaptiveLoss)
 
 
 class _CategoricalKl(torch.autograd.Function):
@@ -39,15 +44,6 @@ class _CategoricalKl(torch.autograd.Function):
 def categorical_kl(clean: Tensor, attacked: Tensor) -> Tensor:
     """KL(p_clean ‖ p_attacked) from logits or log-probabilities, (…, K) → (…)."""
     return _CategoricalKl.apply(at_least_float(clean).detach(), at_least_float(attacked))
-
-
-def bernoulli_kl(clean: Tensor, attacked: Tensor) -> Tensor:
-    """KL of two coins, from their logits."""
-    clean, attacked = at_least_float(clean).detach(), at_least_float(attacked)
-    p = clean.sigmoid()
-    heads = F.logsigmoid(clean) - F.logsigmoid(attacked)
-    tails = F.logsigmoid(-clean) - F.logsigmoid(-attacked)
-    return p * heads + (1 - p) * tails
 
 
 def adaptive_kl(softmax: AdaptiveSoftmax, clean: Tensor, attacked: Tensor) -> Tensor:
@@ -72,71 +68,32 @@ class Predictions:
     clean: Sequence[Tensor]
     attacked: Sequence[Tensor]
 
-    @property
-    def target(self) -> Tensor:
-        return self.model.get_targets(self.sample, [self.clean[0]])
-
-    def halves(self) -> tuple[Tensor, Tensor]:
-        return self.clean[0], self.attacked[0]
-
 
 def of_tokens(seen: Predictions) -> Tensor:
     """Translation and language models: over target tokens."""
-    clean, attacked = seen.halves()  # (B, T, V), or features for an adaptive softmax
+    (clean,), (attacked,) = seen.clean, seen.attacked  # (B, T, V), or features where adaptive
     adaptive = getattr(seen.model.decoder, "adaptive_softmax", None)
     if adaptive is None:
         kl = categorical_kl(clean, attacked)
     else:
         kl = adaptive_kl(adaptive, clean, attacked)
-    counted = seen.target.ne(seen.criterion.padding_idx)
+    target = seen.model.get_targets(seen.sample, [clean])
+    counted = target.ne(seen.criterion.padding_idx)
     counted[:, : getattr(seen.criterion, "ignore_prefix_size", 0)] = False
-    return total(kl, counted)
+    return kl.masked_fill(~counted, 0.0).sum()
 
 
-def of_masked_tokens(seen: Predictions) -> Tensor:
-    """Masked language models: over what is masked, (n, V)."""
-    kl = categorical_kl(*seen.halves())
-    if kl.dim() > 1:  # nothing is masked: fairseq then projects every token
-        return total(kl, torch.zeros_like(kl, dtype=torch.bool))
-    return kl.sum()
-
-
-def of_replacements(seen: Predictions) -> Tensor:
-    """ELECTRA's discriminator: over real tokens, (B, T)."""
-    real = seen.sample["net_input"]["src_tokens"].ne(seen.criterion.padding_idx)
-    return total(bernoulli_kl(*seen.halves()), real)
-
-
-def of_tags(seen: Predictions) -> Tensor:
-    """Tagging: over the tokens that have a tag, (B, T, K)."""
-    return total(categorical_kl(*seen.halves()), seen.target.ne(IGNORED))
-
-
-def of_sentences(seen: Predictions) -> Tensor:
-    """Classes (B, K), or with regression the squared difference of numbers (B, 1)."""
-    clean, attacked = seen.halves()
-    if seen.criterion.regression_target:
-        return (at_least_float(attacked) - at_least_float(clean).detach()).square().sum()
+def of_decisions(seen: Predictions) -> Tensor:
+    """Masked, replaced or tagged tokens, sentences, options; of a regression the squared
+    difference."""
+    clean, attacked = (
+        decisions(seen.criterion, seen.sample, outputs) for outputs in (seen.clean, seen.attacked)
+    )
+    if is_regression(seen.criterion):
+        return squared_difference(clean.detach(), attacked)
     return categorical_kl(clean, attacked).sum()
 
 
-def of_options(seen: Predictions) -> Tensor:
-    """Multiple choice: one forward and score (B, 1) an option."""
-    return categorical_kl(*(torch.cat(list(x), dim=1) for x in (seen.clean, seen.attacked))).sum()
-
-
-def total(values: Tensor, counted: Tensor) -> Tensor:
-    return values.masked_fill(~counted, 0.0).sum()
-
-
-# By the criterion that is wrapped.
-DIVERGENCES: dict[str, Callable[[Predictions], Tensor]] = {
-    "label_smoothed_cross_entropy": of_tokens,
-    "cross_entropy": of_tokens,
-    "adaptive_loss": of_tokens,
-    "masked_lm": of_masked_tokens,
-    "electra": of_replacements,
-    "sentence_prediction": of_sentences,
-    "sentence_ranking": of_options,
-    "token_tagging": of_tags,
-}
+def divergence(seen: Predictions) -> Tensor:
+    """Over a vocabulary without a copy of the logits that count, everywhere else with one."""
+    return of_tokens(seen) if isinstance(seen.criterion, OVER_TOKENS) else of_decisions(seen)
