@@ -11,8 +11,8 @@ from torch import Tensor
 import commands
 import sizes
 import zoo
-from fairseq_stochattn.attention.dropping import parse_schedules
 from fairseq_stochattn.attention.method import Cells
+from fairseq_stochattn.attention.schedules import parse_schedules
 from fairseq_stochattn.attention.stack import AttentionStack
 from fairseq_stochattn.errors import UsageError
 
@@ -33,11 +33,11 @@ def cells(like: Tensor) -> Cells:
 
 
 def test_schedule_is_linear_between_its_points_and_constant_beyond() -> None:
-    (schedule,) = parse_schedules("100:0.6,200:0.2,400:0.3", num_layers=1)
+    (schedule,) = parse_schedules("--cell-dropout", "100:0.6,200:0.2,400:0.3", num_layers=1)
     expected = {0: 0.6, 100: 0.6, 150: 0.4, 200: 0.2, 300: 0.25, 400: 0.3, 9000: 0.3}
     assert {t: schedule(t) for t in expected} == pytest.approx(expected)
-    assert [p(7) for p in parse_schedules("0.25", num_layers=3)] == [0.25] * 3
-    each = parse_schedules("0:0.6,10:0.5/0:0.6,10:0.1", num_layers=2)
+    assert [p(7) for p in parse_schedules("--cell-dropout", "0.25", num_layers=3)] == [0.25] * 3
+    each = parse_schedules("--cell-dropout", "0:0.6,10:0.5/0:0.6,10:0.1", num_layers=2)
     assert [p(5) for p in each] == pytest.approx([0.55, 0.35])
 
 

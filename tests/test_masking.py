@@ -11,9 +11,10 @@ from torch import Tensor, nn
 import zoo
 from fairseq_stochattn.attention import masking
 from fairseq_stochattn.attention.doubling import doubled_batch
-from fairseq_stochattn.attention.masking import Masking, masked_cells, parse_points, share_at
+from fairseq_stochattn.attention.masking import Masking, masked_cells
 from fairseq_stochattn.attention.method import METHODS, collect_losses
 from fairseq_stochattn.attention.multihead import StochasticMultiheadAttention
+from fairseq_stochattn.attention.schedules import parse_schedules
 from fairseq_stochattn.attention.watching import Heads, watching
 from fairseq_stochattn.errors import UsageError
 
@@ -175,8 +176,8 @@ def test_bernoulli_masks_its_share() -> None:
 
 
 def test_the_schedule_is_linear_between_its_points() -> None:
-    points = parse_points("10:0.2,30:0.1,40:0.4")
-    found = [share_at(points, update) for update in (0, 10, 20, 30, 35, 40, 99)]
+    (share,) = parse_schedules("--scheduled-shares", "10:0.2,30:0.1,40:0.4", num_layers=1)
+    found = [share(update) for update in (0, 10, 20, 30, 35, 40, 99)]
     assert found == pytest.approx([0.2, 0.2, 0.15, 0.1, 0.25, 0.4, 0.4])
     model = build("roberta", "scheduled", scheduled_shares="0:0.0,100:0.5")
     shares = []
@@ -207,9 +208,18 @@ def test_magnitude_masks_where_most_attention_is() -> None:
     [
         ({"attention": "bernoulli", "bernoulli_share": 1.0}, "--bernoulli-share must be a share"),
         ({"attention": "magnitude", "magnitude_share": -0.1}, "--magnitude-share must be a share"),
-        ({"attention": "scheduled", "scheduled_shares": "0.2"}, "is no list of update:share pairs"),
-        ({"attention": "scheduled", "scheduled_shares": "5:0.1,0:0.2"}, "updates must increase"),
-        ({"attention": "scheduled", "scheduled_shares": "5:1.5"}, "--scheduled-shares must be"),
+        (
+            {"attention": "scheduled", "scheduled_shares": "half"},
+            "shares: 'half' is no probability",
+        ),
+        (
+            {"attention": "scheduled", "scheduled_shares": "5:0.1,0:0.2"},
+            "the updates of .* do not increase",
+        ),
+        (
+            {"attention": "scheduled", "scheduled_shares": "5:1.5"},
+            "--scheduled-shares: probabilities are",
+        ),
         ({"attention": "asa", "asa_initial_share": 0.0}, "--asa-initial-share must be positive"),
         ({"attention": "asa", "asa_dim": -1}, "--asa-dim must not be negative"),
         ({"attention": "asa,babn"}, "asa masks what others made: name it last"),

@@ -8,59 +8,17 @@ over its valid keys, while the rest of the layer stays (Attn.LayerDrop, §7.1).
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Optional
 
-import numpy as np
 import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from torch import Tensor
 
 from fairseq_stochattn.attention.attendout import drop_scores, drop_weights
 from fairseq_stochattn.attention.method import AttentionMethod, Cells, Place, register_method
+from fairseq_stochattn.attention.schedules import parse_schedules
 from fairseq_stochattn.errors import UsageError
-
-
-@dataclass(frozen=True)
-class PiecewiseLinear:
-    """A probability over updates: linear between the given points, constant beyond them."""
-
-    updates: Sequence[float]
-    values: Sequence[float]
-
-    def __call__(self, num_updates: int) -> float:
-        return float(np.interp(num_updates, self.updates, self.values))
-
-
-def parse_schedules(spec: str, num_layers: int) -> list[PiecewiseLinear]:
-    """``0.1``, or ``0:0.6,5000:0.2``, or one of these a layer, joined by ``/``."""
-    parts = [parse_schedule(part, spec) for part in spec.split("/")]
-    if len(parts) not in (1, num_layers):
-        raise UsageError(
-            f"--cell-dropout: '{spec}' has {len(parts)} schedules for {num_layers} layers; "
-            "give one for all or one each"
-        )
-    return parts * num_layers if len(parts) == 1 else parts
-
-
-def parse_schedule(part: str, spec: str) -> PiecewiseLinear:
-    try:
-        points = [point.split(":") for point in part.split(",")]
-        if len(points) == 1 and len(points[0]) == 1:
-            points = [["0", *points[0]]]
-        updates, values = zip(*((float(t), float(p)) for t, p in points), strict=True)
-    except ValueError:
-        raise UsageError(
-            f"--cell-dropout: '{spec}' is no probability such as 0.1, no points update:probability "
-            "such as 0:0.6,5000:0.2, nor several of these joined by /"
-        ) from None
-    if not all(0 <= p < 1 for p in values):
-        raise UsageError(f"--cell-dropout: probabilities are at least 0 and below 1, not '{part}'")
-    if any(later <= earlier for earlier, later in pairwise(updates)):
-        raise UsageError(f"--cell-dropout: the updates of '{part}' do not increase")
-    return PiecewiseLinear(updates, values)
 
 
 @dataclass
@@ -99,7 +57,9 @@ class CellDropout(AttentionMethod):
         super().__init__(config, place)
         if config.cell_dropout is None:
             raise UsageError("--attention cell_dropout needs --cell-dropout, e.g. 0.1")
-        self.schedule = parse_schedules(config.cell_dropout, place.num_layers)[place.layer]
+        self.schedule = parse_schedules("--cell-dropout", config.cell_dropout, place.num_layers)[
+            place.layer
+        ]
         self.on_weights = str(config.cell_dropout_on) == "weights"
         self.per_head = config.cell_dropout_per_head
 

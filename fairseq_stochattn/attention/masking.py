@@ -24,6 +24,7 @@ from fairseq_stochattn.attention.method import (
     parse_methods,
     register_method,
 )
+from fairseq_stochattn.attention.schedules import parse_schedules
 from fairseq_stochattn.distributions import at_least_float
 from fairseq_stochattn.errors import UsageError
 from fairseq_stochattn.gradients import mask_last_rows
@@ -123,8 +124,8 @@ class ScheduledConfig(FairseqDataclass):
     scheduled_shares: str = field(
         default="0:0.2,2000:0.1",
         metadata={
-            "help": "update:probability pairs that a cell is masked, linear between them, such as "
-            "the masked_share that a run of asa has logged"
+            "help": "probability that a cell is masked over updates, linear between points, such "
+            "as the masked_share that a run of asa has logged; or one of these a layer, joined by /"
         },
     )
 
@@ -137,36 +138,11 @@ class ScheduledMasking(Masking):
 
     def __init__(self, config: Namespace, place: Place) -> None:
         super().__init__(config, place)
-        self.points = parse_points(config.scheduled_shares)
+        schedules = parse_schedules("--scheduled-shares", config.scheduled_shares, place.num_layers)
+        self.share = schedules[place.layer]
 
     def score(self, logits: Tensor, cells: Cells, valid: Tensor) -> Tensor:
-        share = share_at(self.points, self.num_updates)
-        return share - torch.rand(valid.shape, device=valid.device)
-
-
-def parse_points(spec: str) -> list[tuple[int, float]]:
-    """``0:0.2,2000:0.1`` → pairs of update and share."""
-    try:
-        pairs = [point.split(":") for point in spec.split(",")]
-        points = [(int(update), float(share)) for update, share in pairs]
-    except ValueError:
-        raise UsageError(
-            f"--scheduled-shares: '{spec}' is no list of update:share pairs such as 0:0.2,2000:0.1"
-        ) from None
-    for _, share in points:
-        checked_share(share, "--scheduled-shares")
-    if points != sorted(set(points)):
-        raise UsageError("--scheduled-shares: the updates must increase")
-    return points
-
-
-def share_at(points: list[tuple[int, float]], update: int) -> float:
-    """Linear between the points, constant outside them."""
-    before = max((p for p in points if p[0] <= update), default=points[0])
-    after = min((p for p in points if p[0] > update), default=before)
-    if after[0] <= before[0]:
-        return before[1]
-    return before[1] + (after[1] - before[1]) * (update - before[0]) / (after[0] - before[0])
+        return self.share(self.num_updates) - torch.rand(valid.shape, device=valid.device)
 
 
 @dataclass
