@@ -36,7 +36,7 @@ def digest(path: Path) -> str:
 @pytest.mark.parametrize(
     ("flags", "cause"),
     [
-        (("--attention", "magic"), "--attention: unknown method 'magic' (known: alignment, asa, attendout, babn, "),
+        (("--attention", "magic"), "--attention: unknown method 'magic' (known: alignment, asa, "),
         (("--attention", ","), "--attention is empty"),
         (("--attention", "toy,toy"), "a method is named twice in 'toy,toy'"),
         (("--attention-sites", "mind"), "unknown site 'mind' (known: all, encoder, decoder, cross"),

@@ -37,7 +37,7 @@ def auroc(doubts: list[Doubt], ambiguous: list[bool]) -> dict[str, float]:
 
 
 def describe(
-    doubts: list[Doubt], records: list[dict], translations: list[str], shown: int = 4
+    doubts: list[Doubt], records: list[dict], translations: list[str], shown: int = 3
 ) -> list[str]:
     """The sentences the model is least and most sure of, for the terminal."""
     order = sorted(range(len(doubts)), key=lambda number: -doubts[number].surprise)
