@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import torch
+from fairseq.data import Dictionary
 from fairseq.modules import MultiheadAttention
 from timing import Ratio, paired_ratio
 from torch import Tensor
@@ -29,7 +30,7 @@ def attention_module_ratio(pairs: int, method: str = "babn") -> Ratio:
     config = Namespace(attention=method, attention_sites="all", attention_layers="all")
     for entry in fields(METHODS[method].Config):
         setattr(config, entry.name, entry.default)
-    stack = build_stacks(config, {"encoder": [ours]})["encoder"]
+    stack = build_stacks(config, {"encoder": [ours]}, {"encoder": Dictionary()})["encoder"]
     x = torch.randn(LENGTH, BATCH, WIDTH, requires_grad=True)
     tokens = torch.full((BATCH, LENGTH), 5)
 
