@@ -132,8 +132,9 @@ def generation(trainer: Trainer, length: int, beam: int = 5) -> Callable[[], Non
     model = trainer.model.eval()
     model.prepare_for_inference_(trainer.cfg)
     generator = trainer.task.build_generator([model], config)
-    batch = utils.move_to_cuda(make_batch(trainer.task, length)) if trainer.cuda else None
-    batch = batch or make_batch(trainer.task, length)
+    batch = make_batch(trainer.task, length)
+    if trainer.cuda:
+        batch = utils.move_to_cuda(batch)
 
     def translate() -> None:
         trainer.task.inference_step(generator, [model], batch)
