@@ -96,17 +96,35 @@ def plain_highway(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.lerp(x, transform.relu(), gate.sigmoid())
 
 
+def highway_forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """``plain_highway`` of rows x (N, d), and [τ, ReLU(Φ_h(x))] (N, 2d) for its backward."""
+    both = torch.addmm(bias, x, weight.t())
+    gate, transform = both.chunk(2, dim=1)
+    gate.sigmoid_()
+    transform.relu_()
+    return torch.lerp(x, transform, gate), both
+
+
+def highway_backward(dy: Tensor, x: Tensor, both: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of x (N, d) by its direct way, and that of Φ_τ(x) and Φ_h(x) (N, 2d)."""
+    gate, transform = both.chunk(2, dim=1)
+    slope = torch.empty_like(both)
+    of_gate, of_transform = slope.chunk(2, dim=1)
+    torch.mul(dy, gate, out=of_transform)
+    dx = dy - of_transform  # (1 − τ)·dy
+    torch.sub(transform, x, out=of_gate).mul_(gate).mul_(dx)  # σ' = τ(1 − τ)
+    torch.ops.aten.threshold_backward(of_transform, transform, 0, grad_input=of_transform)
+    return dx, slope
+
+
 class _Highway(torch.autograd.Function):
     """``plain_highway`` of rows x (N, d), with half the passes over memory in its backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        both = torch.addmm(bias, x, weight.t())  # (N, 2d)
-        gate, transform = both.chunk(2, dim=1)
-        gate.sigmoid_()
-        transform.relu_()
+        out, both = highway_forward(x, weight, bias)
         ctx.save_for_backward(x, weight, bias, both)
-        return torch.lerp(x, transform, gate)
+        return out
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
@@ -114,13 +132,7 @@ class _Highway(torch.autograd.Function):
         if torch.is_grad_enabled():  # somebody will differentiate this gradient again
             out = plain_highway(x, weight, bias)
             return torch.autograd.grad(out, (x, weight, bias), dy, create_graph=True)
-        gate, transform = both.chunk(2, dim=1)
-        slope = torch.empty_like(both)
-        of_gate, of_transform = slope.chunk(2, dim=1)
-        torch.mul(dy, gate, out=of_transform)
-        dx = dy - of_transform  # (1 − τ)·dy
-        torch.sub(transform, x, out=of_gate).mul_(gate).mul_(dx)  # σ' = τ(1 − τ)
-        torch.ops.aten.threshold_backward(of_transform, transform, 0, grad_input=of_transform)
+        dx, slope = highway_backward(dy, x, both)
         return dx.addmm_(slope, weight), slope.t() @ x, slope.sum(dim=0)
 
 

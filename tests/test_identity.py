@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor, nn
 
 import zoo
+from fairseq_stochattn.attention import multihead
 from fairseq_stochattn.attention.method import MethodDict
 from fairseq_stochattn.attention.multihead import StochasticMultiheadAttention
 from fairseq_stochattn.attention.stack import AttentionStack
@@ -192,6 +195,22 @@ def test_unrepeated_keys_step_by_step() -> None:
         ]
         found.append(torch.cat(steps, dim=1))
     torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)
+
+
+def test_passive_methods_train_in_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody needs the logits they are not formed; outputs and gradients are the same."""
+    fused, found = mock.Mock(wraps=multihead.attend_fused), []
+    monkeypatch.setattr(multihead, "attend_fused", fused)
+    for dropout in (0.0, 1e-12):  # the second drops nothing, and takes the other way
+        attention = zoo.build("transformer_deterministic").encoder.layers[0].self_attn
+        attention.dropout_module.p = dropout
+        x = torch.randn(9, 4, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        padding = zoo.pad(SOURCES).eq(zoo.PAD)
+        out = attention.train()(x, x, x, key_padding_mask=padding, need_weights=False)[0]
+        out[:3].square().sum().backward()
+        found.append((out, x.grad, attention.k_proj.weight.grad))
+    assert fused.call_count == 1
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
 def test_layerdrop_leaves_no_layer_without_our_attention() -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_stochattn.attention import judging
 from fairseq_stochattn.attention.alignment import AlignmentConfig
 from fairseq_stochattn.attention.matching import Tokens, build_matcher, pack, run
 from fairseq_stochattn.gradients import gather_rows, highway, plain_highway, reverse_gradient
@@ -139,6 +140,37 @@ def test_the_rate_is_that_of_the_discriminator_alone() -> None:
     torch.testing.assert_close(*losses)
     for name, step in steps[0].items():
         torch.testing.assert_close(steps[1][name], 10 * step, rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("blind", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_judged_in_one_go_as_by_autograd(
+    blind: bool, padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss and every gradient, in double precision, over several blocks; one sentence has no
+    query."""
+    monkeypatch.setattr(judging, "BLOCK", 6)
+    gan = matcher("gan", alignment_gan_blind=blind).double()
+    q, k = (x.double().requires_grad_() for x in points()[:2])
+    absent = PADDING.clone()
+    absent[1] = True
+    queries, keys = (Tokens(q, x if padded else None) for x in (absent, PADDING))
+    total = gan.total(q, k, queries, keys)
+    each = gan(q, k, queries, keys)
+    expected = each[0].sum() + each[2].sum() + (0 if padded else each[1].sum())
+    torch.testing.assert_close(total, expected)
+    given = (q, k, *gan.parameters())
+    found = torch.autograd.grad(3 * total, given)
+    torch.testing.assert_close(found, torch.autograd.grad(3 * expected, given))
+    with torch.no_grad():
+        torch.testing.assert_close(gan.total(q, k, queries, keys), expected)
+
+
+def test_slopes_are_those_of_autograd() -> None:
+    gan = matcher("gan", dim=5).double()
+    x = torch.randn(4, 2, 5, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(run(gan.d, x, rate=gan.rate).sum(), x)
+    torch.testing.assert_close(judging.slopes(x, gan.judge(x)), expected.flatten(0, 1))
 
 
 def test_the_penalty_is_the_squared_slope() -> None:

@@ -89,6 +89,7 @@ class AlignmentAttention(AttentionMethod):
     Config = AlignmentConfig
     sites = ("encoder", "decoder")  # self-attention: key and query of one token
     plain_at_test = True
+    passive = True
     arch_defaults = {"alignment": "ct"}
 
     def __init__(self, config: Namespace, place: Place) -> None:
@@ -117,11 +118,13 @@ class AlignmentAttention(AttentionMethod):
             return None
         return build_matcher(config, stack.num_heads, stack.head_dim)
 
+    def observe(self, cells: Cells) -> None:
+        if self.losses_wanted:
+            with torch.autocast(cells.q.device.type, enabled=False):
+                self._leave_losses(cells)
+
     def forward(self, logits: Tensor, cells: Cells) -> Tensor:
         """The logits (B, H, T, S) as they came."""
-        if self.losses_wanted:
-            with torch.autocast(logits.device.type, enabled=False):
-                self._leave_losses(cells)
         return logits
 
     def _leave_losses(self, cells: Cells) -> None:
@@ -131,10 +134,9 @@ class AlignmentAttention(AttentionMethod):
         present = (queries.present & keys.present).unsqueeze(1)  # (B, 1)
         count = present.sum() * q.size(1)
         matcher = self.matcher or cells.stack.shared[self.name]
-        loss = matcher(q, k, queries, keys) * present  # (B, H)
         # At test time the full weight, so that objectives of validation compare.
         weight = self.schedule(self.num_updates) if self.training else self.schedule.weight
-        self.leave("align", loss.sum(), weight, mean=True, count=count)
+        self.leave("align", matcher.total(q, k, queries, keys), weight, mean=True, count=count)
         penalty = matcher.penalty(q, k, queries, keys) if self.training else None
         if penalty is not None:
             once = torch.ones((), device=q.device)  # averaged over the layers

@@ -15,6 +15,7 @@ class Deterministic(AttentionMethod):
 
     plain_at_test: ClassVar[bool] = True
     stateless: ClassVar[bool] = True
+    passive: ClassVar[bool] = True
 
     def forward(self, logits: Tensor, cells: Cells) -> Tensor:
         return logits

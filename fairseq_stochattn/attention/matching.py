@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fairseq_stochattn.attention.judging import Judge, judgement, slopes
 from fairseq_stochattn.distributions import at_least_float
 from fairseq_stochattn.gradients import gather_rows, highway, reverse_gradient
 from fairseq_stochattn.transport import (
@@ -53,6 +54,11 @@ class Tokens:
             return rows.flatten(0, 1)[::stride]
         index = self.index[::stride]
         return rows[index // self.batch, index % self.batch]
+
+    def masses(self, present: Tensor) -> Tensor:
+        """What every real token counts, (N,); nothing where its sentence is not ``present``."""
+        mass = (self.mass.squeeze(1) * present.unsqueeze(1)).t().flatten()  # (L·B,)
+        return mass if self.index is None else mass[self.index]
 
     def unpack(self, rows: Tensor) -> Tensor:
         """(N, H, e) → (B, H, L, e), 0 at padding."""
@@ -123,6 +129,11 @@ class Matcher(nn.Module, ABC):
     def forward(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor:
         """(B, H)."""
 
+    def total(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor:
+        """The sum over heads and the sentences that have a token on both sides; a scalar."""
+        present = (queries.present & keys.present).unsqueeze(1)  # (B, 1)
+        return (self(q, k, queries, keys) * present).sum()
+
     def penalty(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor | None:
         """What its own networks pay in training, if anything; a scalar."""
         return None
@@ -141,6 +152,7 @@ class Discriminator(Matcher):
         super().__init__()
         told = [] if config.alignment_gan_blind else [HeadEmbedding(heads, dim)]
         self.d = nn.Sequential(*told, Highway(dim), *mlp(dim, config.alignment_hidden, 1))
+        self.blind = config.alignment_gan_blind
         self.rate, self.gamma = config.alignment_gan_rate, config.alignment_gan_penalty
         with torch.no_grad():
             for parameter in self.d.parameters():
@@ -155,15 +167,29 @@ class Discriminator(Matcher):
         taken_for_queries = (F.softplus(of_k) * keys.mass).sum(dim=-1)
         return taken_for_keys + taken_for_queries
 
+    def total(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor:
+        if not torch.is_grad_enabled():
+            return super().total(q, k, queries, keys)
+        present = queries.present & keys.present  # (B,)
+        return judgement(
+            *(x.permute(2, 0, 1, 3).flatten(0, 1) for x in (q, k)),  # (L·B, H, d) each
+            (queries.index, keys.index),
+            (queries.masses(present), keys.masses(present)),
+            self.judge(q),
+        )
+
+    def judge(self, x: Tensor) -> Judge:
+        """The parameters as they act, in the precision of x."""
+        own = [p.to(x.dtype) * self.rate for p in self.d.parameters()]
+        return Judge(*([x.new_zeros(1, x.size(-1))] if self.blind else []), *own)
+
     def penalty(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor | None:
         """R1 on both sides: γ/2·E_q ‖∇D(q)‖² + γ/2·E_k ‖∇D(k)‖², D before the sigmoid."""
         if self.gamma == 0:
             return None
         some = [tokens.some(x, PENALTY_STRIDE) for tokens, x in ((queries, q), (keys, k))]
-        x = torch.cat(some).detach().requires_grad_()
-        out = run(self.d, x, rate=self.rate).sum()
-        (slope,) = torch.autograd.grad(out, x, create_graph=True)
-        return self.gamma * slope.square().sum(dim=-1).mean()
+        slope = slopes(torch.cat(some).detach(), self.judge(q))  # (nH, d)
+        return self.gamma * slope.square().sum() / len(slope)
 
 
 class OptimalTransport(Matcher):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from fairseq.dataclass import FairseqDataclass
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fairseq_stochattn.attention.doubling import batch_is_doubled
 from fairseq_stochattn.errors import UsageError
@@ -170,6 +171,8 @@ class AttentionMethod(nn.Module, ABC):
     samples_at_test: ClassVar[bool] = False
     # Keeps nothing between layers and leaves no loss: activation checkpoints may run it twice.
     stateless: ClassVar[bool] = False
+    # Changes no logit and needs none: where nobody else does, QKᵀ is never written to memory.
+    passive: ClassVar[bool] = False
     # Flags whose default is another one in this method's own archs.
     arch_defaults: ClassVar[dict[str, Any]] = {}
 
@@ -193,6 +196,9 @@ class AttentionMethod(nn.Module, ABC):
     def is_plain_at_test(cls, config: Namespace) -> bool:
         """``plain_at_test`` where it depends on the flags."""
         return cls.plain_at_test
+
+    def observe(self, cells: Cells) -> None:
+        """Look at queries and keys, before the first method changes a logit."""
 
     @abstractmethod
     def forward(self, logits: Tensor, cells: Cells) -> Tensor:
@@ -349,6 +355,8 @@ def attend(logits: Tensor, cells: Cells, methods: MethodDict) -> Tensor:
     """logits → weights, (B, H, T, S), in fp32 or better: methods, mask, softmax, methods again."""
     product = logits
     for method in methods.values():
+        method.observe(cells)
+    for method in methods.values():
         logits = method(logits, cells)
     if cells.blocked is None:
         masked = logits
@@ -362,3 +370,11 @@ def attend(logits: Tensor, cells: Cells, methods: MethodDict) -> Tensor:
     for method in methods.values():
         weights = method.reweigh(weights, cells)
     return weights
+
+
+def attend_fused(cells: Cells, v: Tensor, methods: MethodDict) -> Tensor:
+    """softmax(QKᵀ)V, (B, H, T, d), in one kernel, where all methods are passive; v (B, H, S, d)."""
+    for method in methods.values():
+        method.observe(cells)
+    seen = None if cells.blocked is None else ~cells.blocked
+    return F.scaled_dot_product_attention(cells.q, cells.k, v, seen, scale=1.0)

@@ -12,7 +12,7 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
-from fairseq_stochattn.attention.method import Cells, MethodDict, attend
+from fairseq_stochattn.attention.method import Cells, MethodDict, attend, attend_fused
 from fairseq_stochattn.attention.stack import AttentionStack
 from fairseq_stochattn.attention.watching import Heads, ShowsHeads
 from fairseq_stochattn.errors import UsageError
@@ -91,10 +91,7 @@ class StochasticMultiheadAttention(ShowsHeads, MultiheadAttention):
         # (T, B', beams, H, d) → (B', H, beams, T, d) → (B', H, R, d)
         q = q.view(targets, sources, beams, heads, head_dim).permute(1, 3, 2, 0, 4)
         q = q.reshape(sources, heads, beams * targets, head_dim)
-        logits = torch.matmul(q, k.transpose(2, 3))  # (B', H, R, S)
         blocked, bias = self._masks(key_padding_mask, attn_mask)
-        if bias is not None:
-            logits += bias
         query_padding = self.stack.query_padding
         cells = Cells(
             q=q,
@@ -106,6 +103,13 @@ class StochasticMultiheadAttention(ShowsHeads, MultiheadAttention):
             blocked=blocked,
             stack=self.stack,
         )
+        asked = need_weights or need_head_weights or before_softmax
+        if not asked and bias is None and self._fuses():
+            out = attend_fused(cells, v, self.attention_methods)  # (B', H, R, d)
+            return self._join_heads(out, beams), None
+        logits = torch.matmul(q, k.transpose(2, 3))  # (B', H, R, S)
+        if bias is not None:
+            logits += bias
         if before_softmax:
             return cells.mask(logits).flatten(0, 1), v.flatten(0, 1)
         weights = attend(logits, cells, self.attention_methods)  # (B', H, R, S), fp32
@@ -113,13 +117,26 @@ class StochasticMultiheadAttention(ShowsHeads, MultiheadAttention):
         out = torch.matmul(probs, v)  # (B', H, R, d)
         if self.watchers:
             self.show(Heads(weights, out, cells.query_padding))
-        out = out.view(sources, heads, beams, targets, head_dim).permute(3, 0, 2, 1, 4)
-        out = self.out_proj(out.reshape(targets, batch, heads * head_dim))  # (T, B, C)
+        out = self._join_heads(out, beams)
         if not (need_weights or need_head_weights):
             return out, None
         weights = weights.view(sources, heads, beams, targets, -1).permute(1, 0, 2, 3, 4)
         weights = weights.reshape(heads, batch, targets, -1)  # (H, B, T, S)
         return out, weights if need_head_weights else weights.mean(dim=0)
+
+    def _fuses(self) -> bool:
+        """Whether nobody needs the logits or the weights, so that they are never stored.
+
+        In training only, where fairseq does so too; in eval it sums in another order.
+        """
+        passive = all(method.passive for method in self.attention_methods.values())
+        return self.training and self.dropout_module.p == 0 and passive and not self.watchers
+
+    def _join_heads(self, out: Tensor, beams: int) -> Tensor:
+        """(B', H, R, d) → (T, B, C), through W_O."""
+        sources, heads, rows, head_dim = out.shape
+        out = out.reshape(sources, heads, beams, rows // beams, head_dim).permute(3, 0, 2, 1, 4)
+        return self.out_proj(out.reshape(rows // beams, sources * beams, heads * head_dim))
 
     def _key_source(
         self,

@@ -2,7 +2,7 @@
 LR=1e-4 BATCH=16 FLAGS=(--seed 1)
 case $task in
   MRPC) STEPS=690 ;;  # 3 epochs
-  RTE) STEPS=468 ;;  # 3 epochs
+  RTE) LR=5e-5 STEPS=624 ;;  # 4 epochs
   CoLA) STEPS=1070 ;;  # 2 epochs
   STS-B) STEPS=1080 ;;
   CLINC150) STEPS=2810 ;;  # 3 epochs
