@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from scipy import special, stats
 
 from fairseq_stochattn import distributions as d
+from fairseq_stochattn import inference
 
 SAMPLES = 1_000_000
 SHAPES = (0.5, 1.0, 2.5, 8.0)
@@ -129,7 +130,7 @@ CONSTANTS = {"rho": 1.5, "sigma": 0.3, "k_min": 0.05, "beta": 0.7}
 @pytest.mark.parametrize("absent", [(), ("f2",), ("alpha",), ("noise",), ("f2", "noise", "alpha")])
 def test_weibull_attention_is_the_equations(absent: tuple[str, ...]) -> None:
     given = {name: None if name in absent else value for name, value in cells().items()}
-    ours, theirs = d.weibull_attention(**given, **CONSTANTS), direct(**given, **CONSTANTS)
+    ours, theirs = inference.weibull_attention(**given, **CONSTANTS), direct(**given, **CONSTANTS)
     for one, other in zip(ours, theirs, strict=True):
         assert torch.allclose(one, other.to(one), rtol=1e-6, atol=1e-7)
     inputs = [given[n] for n in ("scores", "f1", "f2", "alpha") if given[n] is not None]
@@ -148,7 +149,7 @@ def test_gradcheck() -> None:
 
     def function(scores, f1, f2, alpha):
         found = {"scores": scores, "f1": f1, "f2": f2, "alpha": alpha}
-        return d.weibull_attention(**{**given, **found}, **CONSTANTS)[:2]
+        return inference.weibull_attention(**{**given, **found}, **CONSTANTS)[:2]
 
     assert torch.autograd.gradcheck(function, [given[n] for n in ("scores", "f1", "f2", "alpha")])
     k, log_scale = (torch.rand(6, dtype=torch.float64) + 0.3).requires_grad_(), given["f1"][0, 0, 0]
@@ -167,7 +168,7 @@ def test_extreme_scores_stay_finite(value: float) -> None:
         name: x.detach().float() if x.dtype.is_floating_point else x for name, x in cells().items()
     }
     given["scores"] = torch.full_like(given["scores"], value).requires_grad_()
-    log_s, kl, k = d.weibull_attention(**given, **{**CONSTANTS, "sigma": 1e-6})
+    log_s, kl, k = inference.weibull_attention(**given, **{**CONSTANTS, "sigma": 1e-6})
     assert log_s.isfinite().all()
     assert k.isfinite().all()
     assert kl.isfinite()

@@ -111,7 +111,7 @@ class BayesianAttention(AttentionMethod):
     def _leave_losses(self, scores: Tensor, cells: Cells) -> None:
         count = cells.valid.sum() * scores.size(1)
         kl = self.kl(scores, self.alpha(scores, cells))
-        self.leave("kl", kl.masked_fill(~cells.valid, 0.0).sum(), weight=1.0, count=count)
+        self.leave("kl", (kl * cells.valid.to(kl.dtype)).sum(), weight=1.0, count=count)
         if self.weibull:
             variation = weibull_variation(scores.new_tensor(self.config.bam_k))
         else:

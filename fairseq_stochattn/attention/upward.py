@@ -7,6 +7,7 @@ head axis, which knows no length. Mixing along queries would show the future, so
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -75,15 +76,25 @@ class Alignment:
 
     def align(self, x: Tensor) -> Tensor:
         """x (B|1, h, t, S)."""
-        return x if self.forth is None else self._pick(x, self.forth)
+        return x if self.forth is None else _Permute.apply(x, self.forth, self.back)
 
     def restore(self, x: Tensor) -> Tensor:
-        return x if self.back is None else self._pick(x, self.back)
+        return x if self.back is None else _Permute.apply(x, self.back, self.forth)
+
+
+class _Permute(torch.autograd.Function):
+    """Keys in another order; back, they are picked again, which scatters nothing."""
 
     @staticmethod
-    def _pick(x: Tensor, index: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(index, inverse)
         x = x.expand(index.size(0), -1, -1, -1)
         return x.gather(-1, index.expand_as(x))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        index, inverse = ctx.saved_tensors
+        return _Permute.apply(gradient, inverse, index), None, None
 
 
 class UpwardChain(nn.Module):
@@ -99,13 +110,15 @@ class UpwardChain(nn.Module):
         so that padding and the future mix into nothing."""
         alignment = Alignment(cells.key_padding)
         h = alignment.align(cells.mask(first_logits).softmax(dim=-1))
-        hidden = None if cells.blocked is None else alignment.align(cells.blocked)
+        seen = None
+        if cells.blocked is not None:
+            seen = (~alignment.align(cells.blocked)).to(h.dtype)
         states: dict[int, Tensor] = {}
         for index in reversed(range(len(self.layers))):
             (mixed,) = self.f3[index if len(self.f3) > 1 else 0](h)
             h = F.softplus(mixed)
-            if hidden is not None:
-                h = h.masked_fill(hidden, 0.0)
+            if seen is not None:
+                h = h * seen
             states[self.layers[index]] = h
         return UpwardStates(alignment, states)
 

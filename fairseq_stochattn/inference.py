@@ -1,0 +1,155 @@
+"""BABN's inference network in one layer, with its gradient written out.
+
+One autograd function instead of the five dozen operators of the equations: one log Γ and one ψ a
+cell, and seven tensors of the size of the logits kept instead of two dozen.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fairseq_stochattn.distributions import (
+    EULER,
+    MAX_EXPONENT,
+    bounded_exp,
+    digamma_1p,
+    log_gamma_1p,
+)
+
+MAX_RATIO = 80.0  # the bound of exponents for Γ/E[S]: e^80 is a finite float
+FEW = 1 << 14  # cells: below, torch's one lgamma is faster than the series' fifteen calls
+
+Constants = tuple[float, float, float, float]  # ρ, σ, k_min, β
+
+
+def infer(
+    scores: Tensor,
+    f1: Tensor,
+    f2: Tensor | None,
+    alpha: Tensor | None,
+    noise: Tensor | None,
+    valid: Tensor,
+    constants: Constants,
+) -> tuple[Tensor, ...]:
+    """log S, the KL, k, log Γ(1+1/k) and log E[S]; of cells ``weibull_attention``'s."""
+    rho, sigma, k_min, beta = constants
+    k = torch.add(bounded_exp(scores), F.softplus(f1), alpha=rho).add_(k_min)
+    inverse = k.reciprocal()
+    few = k.numel() < FEW
+    log_gamma = torch.lgamma(inverse + 1) if few else log_gamma_1p(inverse)
+    log_mean = scores
+    if f2 is not None:
+        from_f2 = F.softplus(f2).log_().add_(log_gamma).add_(math.log(sigma))
+        log_mean = torch.logaddexp(scores, from_f2)
+    log_scale = log_mean - log_gamma
+    log_s = log_mean if noise is None else torch.addcmul(log_scale, noise, inverse)
+    kl = scores.new_zeros(())
+    if alpha is not None:
+        cells = inverse.mul_(EULER).sub_(log_scale).sub_(math.log(beta)).mul_(alpha)
+        cells.add_(k.log()).add_(bounded_exp(log_mean), alpha=beta)
+        cells.add_(torch.lgamma(alpha) - (EULER + 1))
+        kl = cells.mul_(valid.to(k.dtype)).sum()  # a bool would be converted for every head
+    return log_s, kl, k, log_gamma, log_mean
+
+
+def infer_backward(
+    grad_s: Tensor,
+    grad_kl: Tensor,
+    scores: Tensor,
+    f1: Tensor,
+    f2: Tensor | None,
+    alpha: Tensor | None,
+    noise: Tensor | None,
+    valid: Tensor,
+    k: Tensor,
+    log_gamma: Tensor,
+    log_mean: Tensor,
+    constants: Constants,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of scores, f1, f2 and alpha."""
+    rho, sigma, _, beta = constants
+    inverse = k.reciprocal()
+    # By log E[S], log Γ(1+1/k) and 1/k; what is None is 0.
+    d_mean, d_gamma, d_inverse, d_alpha = grad_s, None, None, None
+    if noise is not None:
+        d_gamma, d_inverse = -grad_s, grad_s * noise
+    if alpha is not None:
+        w = grad_kl * valid  # (B, 1, T, S)
+        slope = torch.mul(inverse, EULER).sub_(log_mean).add_(log_gamma).sub_(math.log(beta))
+        # One α for all queries of a key: sum over them, and its own terms once a cell.
+        d_alpha = slope.mul_(w).sum(2, keepdim=True)
+        d_alpha += w.sum(2, keepdim=True) * torch.digamma(alpha)
+        of_alpha = w * alpha
+        d_mean = _below_bound(bounded_exp(log_mean), log_mean).mul_(w).mul_(beta)
+        d_mean.sub_(of_alpha).add_(grad_s)
+        d_gamma = of_alpha.clone() if d_gamma is None else d_gamma.add_(of_alpha)
+        # log k, the only term in k itself, is −log(1/k).
+        of_inverse = of_alpha.mul_(EULER).sub_(w * k)
+        d_inverse = of_inverse if d_inverse is None else d_inverse.add_(of_inverse)
+    d_scores, d_f2 = d_mean, None
+    if f2 is not None:
+        # The share of E[S] that comes from f2 is σ·softplus(f2)·Γ/E[S].
+        share = torch.expm1(scores - log_mean).neg_().mul_(d_mean)
+        d_scores = d_mean - share
+        d_f2 = (log_gamma - log_mean).clamp_(max=MAX_RATIO).exp_().mul_(sigma)
+        d_f2.mul_(torch.sigmoid(f2)).mul_(d_mean)
+        d_gamma = share if d_gamma is None else share.add_(d_gamma)
+    if d_gamma is None:
+        return d_scores, torch.zeros_like(f1), d_f2, d_alpha
+    of_psi = digamma_1p(inverse).mul_(d_gamma)
+    d_inverse = of_psi if d_inverse is None else d_inverse.add_(of_psi)
+    d_k = d_inverse.mul_(inverse).mul_(inverse).neg_()
+    exponential = _below_bound(bounded_exp(scores), scores)
+    d_scores = torch.addcmul(d_scores, d_k, exponential)
+    return d_scores, d_k.mul_(torch.sigmoid(f1)).mul_(rho), d_f2, d_alpha
+
+
+def _below_bound(x: Tensor, exponent: Tensor) -> Tensor:
+    """x where ``bounded_exp`` has a slope, else 0: faster than a comparison and a product."""
+    return torch.ops.aten.hardtanh_backward(x, exponent, -math.inf, MAX_EXPONENT)
+
+
+class _WeibullAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, constants: Constants, *given: Tensor | None) -> tuple[Tensor, ...]:
+        log_s, kl, *kept = infer(*given, constants)
+        ctx.save_for_backward(*given, *kept)
+        ctx.constants = constants
+        ctx.mark_non_differentiable(kept[0])
+        return log_s, kl, kept[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_s: Tensor, grad_kl: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        gradients = infer_backward(grad_s, grad_kl, *ctx.saved_tensors, ctx.constants)
+        return None, *gradients, None, None
+
+
+def weibull_attention(
+    scores: Tensor,
+    f1: Tensor,
+    f2: Tensor | None,
+    alpha: Tensor | None,
+    noise: Tensor | None,
+    valid: Tensor,
+    rho: float,
+    sigma: float,
+    k_min: float,
+    beta: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """BABN's inference network in one layer, from f1(h), f2(h) and the scores on:
+
+    k = ρ·softplus(f1) + exp(scores) + k_min; λ = σ·softplus(f2) + exp(scores)/Γ(1+1/k).
+
+    Shapes: scores, f1, f2, noise (B, H, T, S); alpha (B, H, 1, S); valid (B, 1, T, S). ``f2`` None
+    is σ = 0, ``alpha`` None asks for no KL, ``noise`` None for the mean. Returns log S (or
+    log E[S]), the KL to Gamma(α, β) summed over valid cells, and k, which carries no gradient.
+    """
+    constants = (rho, sigma, k_min, beta)
+    return _WeibullAttention.apply(constants, scores, f1, f2, alpha, noise, valid)
