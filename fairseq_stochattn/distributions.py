@@ -26,7 +26,7 @@ def at_least_float(x: Tensor) -> Tensor:
 
 
 def bounded_exp(x: Tensor) -> Tensor:
-    return x.clamp(max=MAX_EXPONENT).exp()
+    return x.clamp(max=MAX_EXPONENT).exp_()
 
 
 def log_gamma_1p(x: Tensor) -> Tensor:

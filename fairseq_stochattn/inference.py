@@ -51,9 +51,9 @@ def infer(
     log_s = log_mean if noise is None else torch.addcmul(log_scale, noise, inverse)
     kl = scores.new_zeros(())
     if alpha is not None:
-        cells = inverse.mul_(EULER).sub_(log_scale).sub_(math.log(beta)).mul_(alpha)
+        of_key = torch.lgamma(alpha) - alpha * math.log(beta) - (EULER + 1)  # (B, H, 1, S)
+        cells = inverse.mul_(EULER).sub_(log_scale).mul_(alpha).add_(of_key)
         cells.add_(k.log()).add_(bounded_exp(log_mean), alpha=beta)
-        cells.add_(torch.lgamma(alpha) - (EULER + 1))
         kl = cells.mul_(valid.to(k.dtype)).sum()  # a bool would be converted for every head
     return log_s, kl, k, log_gamma, log_mean
 
@@ -77,37 +77,37 @@ def infer_backward(
     inverse = k.reciprocal()
     # By log E[S], log Γ(1+1/k) and 1/k; what is None is 0.
     d_mean, d_gamma, d_inverse, d_alpha = grad_s, None, None, None
-    if noise is not None:
-        d_gamma, d_inverse = -grad_s, grad_s * noise
     if alpha is not None:
         w = grad_kl * valid  # (B, 1, T, S)
-        slope = torch.mul(inverse, EULER).sub_(log_mean).add_(log_gamma).sub_(math.log(beta))
         # One α for all queries of a key: sum over them, and its own terms once a cell.
+        slope = torch.mul(inverse, EULER).sub_(log_mean).add_(log_gamma)
         d_alpha = slope.mul_(w).sum(2, keepdim=True)
-        d_alpha += w.sum(2, keepdim=True) * torch.digamma(alpha)
+        d_alpha += w.sum(2, keepdim=True) * (torch.digamma(alpha) - math.log(beta))
         of_alpha = w * alpha
-        d_mean = _below_bound(bounded_exp(log_mean), log_mean).mul_(w).mul_(beta)
+        d_mean = _below_bound(bounded_exp(log_mean), log_mean).mul_(w * beta)
         d_mean.sub_(of_alpha).add_(grad_s)
-        d_gamma = of_alpha.clone() if d_gamma is None else d_gamma.add_(of_alpha)
-        # log k, the only term in k itself, is −log(1/k).
-        of_inverse = of_alpha.mul_(EULER).sub_(w * k)
-        d_inverse = of_inverse if d_inverse is None else d_inverse.add_(of_inverse)
+        d_gamma = of_alpha.clone() if noise is None else of_alpha - grad_s
+        d_inverse = of_alpha.mul_(EULER).addcmul_(w, k, value=-1)  # log k is −log(1/k)
+        if noise is not None:
+            d_inverse.addcmul_(grad_s, noise)
+    elif noise is not None:
+        d_gamma, d_inverse = -grad_s, grad_s * noise
     d_scores, d_f2 = d_mean, None
     if f2 is not None:
         # The share of E[S] that comes from f2 is σ·softplus(f2)·Γ/E[S].
-        share = torch.expm1(scores - log_mean).neg_().mul_(d_mean)
-        d_scores = d_mean - share
-        d_f2 = (log_gamma - log_mean).clamp_(max=MAX_RATIO).exp_().mul_(sigma)
-        d_f2.mul_(torch.sigmoid(f2)).mul_(d_mean)
-        d_gamma = share if d_gamma is None else share.add_(d_gamma)
+        minus_share = torch.expm1(scores - log_mean).mul_(d_mean)
+        d_scores = d_mean + minus_share
+        d_f2 = (log_gamma - log_mean).clamp_(max=MAX_RATIO).exp_().mul_(d_mean)
+        d_f2.mul_(torch.sigmoid(f2)).mul_(sigma)
+        d_gamma = -minus_share if d_gamma is None else d_gamma.sub_(minus_share)
     if d_gamma is None:
         return d_scores, torch.zeros_like(f1), d_f2, d_alpha
     of_psi = digamma_1p(inverse).mul_(d_gamma)
     d_inverse = of_psi if d_inverse is None else d_inverse.add_(of_psi)
-    d_k = d_inverse.mul_(inverse).mul_(inverse).neg_()
+    minus_d_k = d_inverse.mul_(inverse).mul_(inverse)
     exponential = _below_bound(bounded_exp(scores), scores)
-    d_scores = torch.addcmul(d_scores, d_k, exponential)
-    return d_scores, d_k.mul_(torch.sigmoid(f1)).mul_(rho), d_f2, d_alpha
+    d_scores = torch.addcmul(d_scores, minus_d_k, exponential, value=-1)
+    return d_scores, minus_d_k.mul_(torch.sigmoid(f1)).mul_(-rho), d_f2, d_alpha
 
 
 def _below_bound(x: Tensor, exponent: Tensor) -> Tensor:

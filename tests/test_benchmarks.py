@@ -16,6 +16,7 @@ sys.path.insert(0, str(commands.ROOT / "examples" / "benchmarks"))
 import cases
 import modules
 import peak
+import scoring
 import speed
 import table
 import timing
@@ -143,3 +144,10 @@ def test_memory_is_kept_between_steps() -> None:
     """The setting is accepted where the allocator has it, and does nothing elsewhere."""
     timing.keep_memory()
     assert torch.zeros(1 << 20).sum() == 0
+
+
+def test_scoring_by_commands(bench: speed.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two samples of a few sentences: start-ups are most of both, and ours starts once."""
+    monkeypatch.setattr(scoring, "SAMPLES", 2)
+    monkeypatch.setattr(scoring, "BATCHES", 1)
+    assert 0.2 < scoring.scoring_ratio(bench.data, pairs=1).median < 1.2

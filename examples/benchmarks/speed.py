@@ -35,10 +35,11 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.trainer import Trainer
 from modules import attention_module_ratio, electra_gathering_ratio
 from peak import peak_memory
+from scoring import SAMPLES, scoring_ratio
 from timing import Ratio, keep_memory, paired_ratio
 from workload import generation, make_trainer, training_step, write_dictionaries
 
-PARTS = ("train", "generate", "growth", "memory", "modules")
+PARTS = ("train", "generate", "growth", "memory", "modules", "score")
 GROWING = ("babn", "bam", "gan", "ct", "ot", "asa")
 MEMORY_LENGTH, GENERATED_LENGTH = 128, 32
 
@@ -95,6 +96,11 @@ class Bench:
         ratio = electra_gathering_ratio(self.data, self.pairs)
         self.note(row, ratio, 1.30, what=what, at_least=True)
 
+    def score(self) -> None:
+        row = {"part": "score", "method": "babn", "backbone": "shallow", "length": 30}
+        what = f"{SAMPLES} samples, `stochattn-evaluate` ÷ {SAMPLES} runs of `fairseq-generate`"
+        self.note(row, scoring_ratio(self.data, min(self.pairs, 2)), 0.60, what=what)
+
     def note(
         self,
         row: dict[str, Any],
@@ -150,6 +156,8 @@ def run(args: argparse.Namespace, bench: Bench) -> None:
         bench.memory(methods)
     if "modules" in args.parts:
         bench.modules()
+    if "score" in args.parts:
+        bench.score()
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -54,30 +54,32 @@ def make_trainer(data: Path, flags: list[str]) -> Trainer:
     return trainer
 
 
-def lengths_of(length: int, seed: int) -> list[int]:
+def lengths_of(length: int, seed: int, tokens: int | None = None) -> list[int]:
     """Sentence lengths of a batch: 0.7 to 1 of the longest, as batches by length have them."""
     generator = torch.Generator().manual_seed(seed)
-    count = max(1, round(TOKENS_A_STEP / length))
+    count = max(1, round((tokens or TOKENS_A_STEP) / length))
     shares = 0.7 + 0.3 * torch.rand(count, generator=generator)
     shares[0] = 1.0
     return [max(2, round(length * share)) for share in shares.tolist()]
 
 
-def sentences(dictionary: Dictionary, length: int, seed: int) -> list[Tensor]:
+def sentences(
+    dictionary: Dictionary, length: int, seed: int, tokens: int | None = None
+) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     made = []
-    for count in lengths_of(length, seed):
-        tokens = torch.randint(dictionary.nspecial, len(dictionary), (count,), generator=generator)
-        tokens[-1] = dictionary.eos()
-        made.append(tokens)
+    for count in lengths_of(length, seed, tokens):
+        words = torch.randint(dictionary.nspecial, len(dictionary), (count,), generator=generator)
+        words[-1] = dictionary.eos()
+        made.append(words)
     return made
 
 
-def make_batch(task: Any, length: int, seed: int = 0) -> dict[str, Any]:
-    """One batch as the task's own data would give it."""
+def make_batch(task: Any, length: int, seed: int = 0, tokens: int | None = None) -> dict[str, Any]:
+    """One batch as the task's own data would give it, of ``tokens`` in all (translation: fixed)."""
     if hasattr(task, "tgt_dict"):
         return translation_batch(task.src_dict, task.tgt_dict, length, seed)
-    made = sentences(task.source_dictionary, length, seed)
+    made = sentences(task.source_dictionary, length, seed, tokens)
     padded = torch.nn.utils.rnn.pad_sequence(
         made, batch_first=True, padding_value=task.source_dictionary.pad()
     )
@@ -115,8 +117,10 @@ def translation_data(
     )  # fmt: skip
 
 
-def training_step(trainer: Trainer, length: int, updates: int = 1) -> Callable[[], None]:
-    batch = make_batch(trainer.task, length)
+def training_step(
+    trainer: Trainer, length: int, updates: int = 1, tokens: int | None = None
+) -> Callable[[], None]:
+    batch = make_batch(trainer.task, length, tokens=tokens)
 
     def step() -> None:
         for _ in range(updates):
