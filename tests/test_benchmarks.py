@@ -107,7 +107,7 @@ def test_gathering_and_projecting_all_are_the_same_step(
         gathering(), projecting()
         return Ratio(1.0, 1.0, 1.0, pairs, 1.0)
 
-    def step(trainer, length: int):
+    def step(trainer, length: int, tokens: int):
         batch = workload.make_batch(trainer.task, 8)
         return lambda: losses.append(float(trainer.train_step([batch])["loss"]))
 

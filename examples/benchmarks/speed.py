@@ -55,12 +55,20 @@ class Bench:
         """Of plain fairseq, and of the method."""
         return tuple(make_trainer(self.data, flags_of(backbone, m)) for m in (None, method))
 
+    def pairs_of(self, method: str, backbone: str, threads: int) -> int:
+        """Fewer where no aim depends on it, or a turn of several updates is timed as one."""
+        aims = [aim for aim in AIMS if (aim.method, aim.backbone) == (method, backbone)]
+        if threads > 1 or METHODS[method].updates > 1 or not aims:
+            return min(self.pairs, 2)
+        return self.pairs if aims[0].train else min(self.pairs, 3)
+
     def train(self, method: str, backbone: str, length: int, threads: int = 1) -> None:
         torch.set_num_threads(threads)
         plain, ours = self.trainers(backbone, method)
         updates = METHODS[method].updates
         steps = [training_step(trainer, length, updates) for trainer in (plain, ours)]
-        ratio = paired_ratio(*steps, self.pairs, warm_up=1 if updates > 1 else 2)
+        pairs = self.pairs_of(method, backbone, threads)
+        ratio = paired_ratio(*steps, pairs, warm_up=1 if pairs < 3 else 2)
         count = [sum(p.numel() for p in t.model.parameters()) for t in (plain, ours)]
         aims = [a for a in AIMS if (a.method, a.backbone, a.length) == (method, backbone, length)]
         self.note(
@@ -74,7 +82,8 @@ class Bench:
     def generate(self, method: str, backbone: str, length: int) -> None:
         torch.set_num_threads(1)
         plain, ours = self.trainers(backbone, method)
-        ratio = paired_ratio(generation(plain, length), generation(ours, length), self.pairs)
+        searches = generation(plain, length), generation(ours, length)
+        ratio = paired_ratio(*searches, self.pairs, warm_up=1)
         aim = GENERATION_AIMS.get(method, GENERATION_AIM)
         row = {"part": "generate", "method": method, "backbone": backbone, "length": length}
         self.note(row, ratio, aim, threads=1)
@@ -99,7 +108,7 @@ class Bench:
     def score(self) -> None:
         row = {"part": "score", "method": "babn", "backbone": "shallow", "length": 30}
         what = f"{SAMPLES} samples, `stochattn-evaluate` ÷ {SAMPLES} runs of `fairseq-generate`"
-        self.note(row, scoring_ratio(self.data, min(self.pairs, 2)), 0.60, what=what)
+        self.note(row, scoring_ratio(self.data, pairs=1), 0.60, what=what)
 
     def note(
         self,
@@ -166,7 +175,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--backbones", nargs="+", choices=BACKBONES, help="default: the aims' own")
     parser.add_argument("--lengths", nargs="+", type=int, help="tokens of the longest sentence")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--pairs", type=int, default=5, help="pairs of steps a ratio (default 5)")
+    parser.add_argument("--pairs", type=int, default=7, help="pairs of steps a ratio (default 7)")
     parser.add_argument(
         "--threads", nargs="+", type=int, default=[1], help="of training; 0 is all cores"
     )

@@ -5,7 +5,7 @@ case $task in
   RTE) LR=5e-5 STEPS=624 ;;  # 4 epochs
   CoLA) STEPS=1070 ;;  # 2 epochs
   STS-B) STEPS=1080 ;;
-  CLINC150) STEPS=2810 ;;  # 3 epochs
+  CLINC150) STEPS=1405 ;;  # 1.5 epochs
   *) STEPS=4000 ;;
 esac
 WARMUP=$((STEPS / 10))
