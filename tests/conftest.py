@@ -174,7 +174,7 @@ def chooser_checkpoint(choice_data: Path, tmp_path_factory: pytest.TempPathFacto
     """Plain attention that has learnt the choices."""
     flags = ("--arch", "roberta_deterministic", *sizes.ROBERTA, *sizes.CHOICE)
     flags = (*flags, "--criterion", "attention_losses", "--lr", 0.005, "--batch-size", 32)
-    return _learnt(choice_data, tmp_path_factory.mktemp("chooser"), *flags, "--max-update", 80)
+    return _learnt(choice_data, tmp_path_factory.mktemp("chooser"), *flags, "--max-update", 120)
 
 
 def _learnt(data: Path, save: Path, *flags: object) -> Path:
