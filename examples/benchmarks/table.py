@@ -91,7 +91,8 @@ def parts_table(rows: list[Row]) -> list[str]:
 
 def tables(rows: list[Row]) -> str:
     parts = (training_table(rows), other_table(rows), growth_table(rows), parts_table(rows))
-    return "\n\n".join("\n".join(lines) for lines in parts)
+    # Parts that were not run have a head and nothing else.
+    return "\n\n".join("\n".join(lines) for lines in parts if len(lines) > 2)
 
 
 def write_between_markers(path: Path, text: str) -> None:
