@@ -7,7 +7,7 @@ cell, and seven tensors of the size of the logits kept instead of two dozen.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,16 +28,20 @@ FEW = 1 << 14  # cells: below, torch's one lgamma is faster than the series' fif
 Constants = tuple[float, float, float, float]  # ρ, σ, k_min, β
 
 
-def infer(
-    scores: Tensor,
-    f1: Tensor,
-    f2: Tensor | None,
-    alpha: Tensor | None,
-    noise: Tensor | None,
-    valid: Tensor,
-    constants: Constants,
-) -> tuple[Tensor, ...]:
+class Given(NamedTuple):
+    """What the network starts from: ``weibull_attention``'s tensors."""
+
+    scores: Tensor
+    f1: Tensor
+    f2: Tensor | None
+    alpha: Tensor | None
+    noise: Tensor | None
+    valid: Tensor
+
+
+def infer(given: Given, constants: Constants) -> tuple[Tensor, ...]:
     """log S, the KL, k, log Γ(1+1/k) and log E[S]; of cells ``weibull_attention``'s."""
+    scores, f1, f2, alpha, noise, valid = given
     rho, sigma, k_min, beta = constants
     k = torch.add(bounded_exp(scores), F.softplus(f1), alpha=rho).add_(k_min)
     inverse = k.reciprocal()
@@ -61,18 +65,14 @@ def infer(
 def infer_backward(
     grad_s: Tensor,
     grad_kl: Tensor,
-    scores: Tensor,
-    f1: Tensor,
-    f2: Tensor | None,
-    alpha: Tensor | None,
-    noise: Tensor | None,
-    valid: Tensor,
+    given: Given,
     k: Tensor,
     log_gamma: Tensor,
     log_mean: Tensor,
     constants: Constants,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of scores, f1, f2 and alpha."""
+    scores, f1, f2, alpha, noise, valid = given
     rho, sigma, _, beta = constants
     inverse = k.reciprocal()
     # By log E[S], log Γ(1+1/k) and 1/k; what is None is 0.
@@ -118,7 +118,7 @@ def _below_bound(x: Tensor, exponent: Tensor) -> Tensor:
 class _WeibullAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, constants: Constants, *given: Tensor | None) -> tuple[Tensor, ...]:
-        log_s, kl, *kept = infer(*given, constants)
+        log_s, kl, *kept = infer(Given(*given), constants)
         ctx.save_for_backward(*given, *kept)
         ctx.constants = constants
         ctx.mark_non_differentiable(kept[0])
@@ -127,7 +127,8 @@ class _WeibullAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_s: Tensor, grad_kl: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        gradients = infer_backward(grad_s, grad_kl, *ctx.saved_tensors, ctx.constants)
+        given, kept = Given(*ctx.saved_tensors[:6]), ctx.saved_tensors[6:]
+        gradients = infer_backward(grad_s, grad_kl, given, *kept, ctx.constants)
         return None, *gradients, None, None
 
 
