@@ -96,25 +96,43 @@ def plain_highway(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.lerp(x, transform.relu(), gate.sigmoid())
 
 
-def highway_forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """``plain_highway`` of rows x (N, d), and [τ, ReLU(Φ_h(x))] (N, 2d) for its backward."""
-    both = torch.addmm(bias, x, weight.t())
-    gate, transform = both.chunk(2, dim=1)
-    gate.sigmoid_()
-    transform.relu_()
-    return torch.lerp(x, transform, gate), both
+def highway_forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``plain_highway`` of rows x (N, d), and for its backward τ and ReLU(Φ_h(x)), (N, d) each.
+
+    Two products, although one could do both: operators on what lies apart are faster.
+    """
+    (w_gate, w_transform), (b_gate, b_transform) = weight.chunk(2), bias.chunk(2)
+    gate = torch.addmm(b_gate, x, w_gate.t()).sigmoid_()
+    transform = torch.addmm(b_transform, x, w_transform.t()).relu_()
+    return torch.lerp(x, transform, gate), gate, transform
 
 
-def highway_backward(dy: Tensor, x: Tensor, both: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of x (N, d) by its direct way, and that of Φ_τ(x) and Φ_h(x) (N, 2d)."""
-    gate, transform = both.chunk(2, dim=1)
-    slope = torch.empty_like(both)
-    of_gate, of_transform = slope.chunk(2, dim=1)
-    torch.mul(dy, gate, out=of_transform)
-    dx = dy - of_transform  # (1 − τ)·dy
-    torch.sub(transform, x, out=of_gate).mul_(gate).mul_(dx)  # σ' = τ(1 − τ)
+def highway_backward(
+    dy: Tensor,
+    x: Tensor,
+    gate: Tensor,
+    transform: Tensor,
+    weight: Tensor,
+    parameters: tuple[Tensor, Tensor],
+    overwrite: bool = False,
+) -> Tensor:
+    """The gradient of x (N, d); those of weight and bias are added to ``parameters``.
+
+    With ``overwrite`` the memory of dy and of the transform is used for results.
+    """
+    of_transform = dy * gate
+    dx = torch.sub(dy, of_transform, out=dy if overwrite else None)  # (1 − τ)·dy
     torch.ops.aten.threshold_backward(of_transform, transform, 0, grad_input=of_transform)
-    return dx, slope
+    of_gate = torch.sub(transform, x, out=transform if overwrite else None)
+    of_gate.mul_(gate).mul_(dx)  # σ' = τ(1 − τ)
+    d_weight, d_bias = parameters
+    for slope, w, dw, db in zip(
+        (of_gate, of_transform), weight.chunk(2), d_weight.chunk(2), d_bias.chunk(2), strict=True
+    ):
+        dx.addmm_(slope, w)
+        dw.addmm_(slope.t(), x)
+        db.add_(slope.sum(dim=0))
+    return dx
 
 
 class _Highway(torch.autograd.Function):
@@ -122,18 +140,18 @@ class _Highway(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        out, both = highway_forward(x, weight, bias)
-        ctx.save_for_backward(x, weight, bias, both)
+        out, gate, transform = highway_forward(x, weight, bias)
+        ctx.save_for_backward(x, gate, transform, weight, bias)
         return out
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
-        x, weight, bias, both = ctx.saved_tensors
+        x, gate, transform, weight, bias = ctx.saved_tensors
         if torch.is_grad_enabled():  # somebody will differentiate this gradient again
             out = plain_highway(x, weight, bias)
             return torch.autograd.grad(out, (x, weight, bias), dy, create_graph=True)
-        dx, slope = highway_backward(dy, x, both)
-        return dx.addmm_(slope, weight), slope.t() @ x, slope.sum(dim=0)
+        parameters = torch.zeros_like(weight), torch.zeros_like(bias)
+        return highway_backward(dy, x, gate, transform, weight, parameters), *parameters
 
 
 def highway(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import commands
 import sizes
 import zoo
 from fairseq_stochattn import compat
+from fairseq_stochattn.attention.alignment import PENALTY_PERIOD, AlignmentAttention
 from fairseq_stochattn.attention.matching import MATCHERS
 from fairseq_stochattn.attention.method import collect_losses, collecting_losses
 from fairseq_stochattn.criterions.attention_losses import AttentionLosses
@@ -74,6 +75,26 @@ def test_padding_does_not_count(backbone: str, kind: str) -> None:
                 torch.testing.assert_close(first.value, second.value, rtol=1e-4, atol=1e-5)
                 rows = len(SOURCES) - (name == "mmd")  # one token alone has no pair
                 assert first.count == second.count == rows * 2
+
+
+def test_every_layer_pays_for_its_slope_in_its_turn() -> None:
+    """Once in so many updates, for all of them: over a round each has paid what it owes."""
+    model = zoo.build("transformer_alignment", alignment="gan").train()
+    methods = [m for m in model.modules() if isinstance(m, AlignmentAttention)]
+    owed: dict[int, list[float]] = {}
+    for method in methods:
+        penalty, known = method.matcher.penalty, owed.setdefault(id(method), [])
+        method.matcher.penalty = lambda *x, p=penalty, known=known: known.append(p(*x)) or known[-1]
+    paid, most = torch.zeros(len(methods)), 0
+    for update in range(8, 8 + PENALTY_PERIOD):
+        model.set_num_updates(update)
+        found = torch.stack([x.value for x in losses(model, "transformer")["align_penalty"]])
+        most = max(most, int(found.count_nonzero()))
+        paid += found.detach()
+    assert all(len(known) == 1 for known in owed.values())
+    expected = torch.stack([known[0] for known in owed.values()]).detach()
+    torch.testing.assert_close(paid, PENALTY_PERIOD * expected)
+    assert most < len(methods)  # not all at once
 
 
 def test_the_queries_are_unscaled() -> None:

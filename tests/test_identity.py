@@ -181,10 +181,13 @@ def test_beam_search(backbone: str, dropout: float) -> None:
 
 
 def test_unrepeated_keys_step_by_step() -> None:
-    """Beam search as BART asks for it: three hypotheses a sentence over one copy of its keys."""
+    """Beam search as BART asks for it: three hypotheses a sentence over one copy of its keys.
+
+    In double precision, since fairseq multiplies in another order here; its softmax is in single.
+    """
     found = []
     for model in both("transformer"):
-        model.eval()
+        model.eval().double()
         model.decoder.set_beam_size(3)
         tokens = zoo.pad(SOURCES, left=True)
         memory = model.encoder(tokens, src_lengths=tokens.ne(zoo.PAD).sum(1))
@@ -194,23 +197,26 @@ def test_unrepeated_keys_step_by_step() -> None:
             for t in range(5)
         ]
         found.append(torch.cat(steps, dim=1))
+    assert found[0].dtype == torch.float64
     torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)
 
 
 def test_passive_methods_train_in_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody needs the logits they are not formed; outputs and gradients are the same."""
+    """Where nobody needs the logits they are not formed; outputs and gradients are the same, in
+    double precision, since a kernel sums in its own order."""
     fused, found = mock.Mock(wraps=multihead.attend_fused), []
     monkeypatch.setattr(multihead, "attend_fused", fused)
     for dropout in (0.0, 1e-12):  # the second drops nothing, and takes the other way
-        attention = zoo.build("transformer_deterministic").encoder.layers[0].self_attn
+        attention = zoo.build("transformer_deterministic").encoder.layers[0].self_attn.double()
         attention.dropout_module.p = dropout
-        x = torch.randn(9, 4, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        x = torch.randn(9, 4, 16, generator=torch.Generator().manual_seed(0)).double()
+        x.requires_grad_()
         padding = zoo.pad(SOURCES).eq(zoo.PAD)
         out = attention.train()(x, x, x, key_padding_mask=padding, need_weights=False)[0]
         out[:3].square().sum().backward()
         found.append((out, x.grad, attention.k_proj.weight.grad))
     assert fused.call_count == 1
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
 
 
 def test_layerdrop_leaves_no_layer_without_our_attention() -> None:

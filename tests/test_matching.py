@@ -95,7 +95,7 @@ def test_gan_is_the_cross_entropy_of_eq_2() -> None:
     q, k, queries, keys = points()
     gan = matcher("gan", **PAPER)
     found = gan(q, k, queries, keys)
-    assert gan.penalty(q, k, queries, keys) is None
+    assert not gan.pays
     highway, first, _, second = gan.d
 
     def d(x: Tensor) -> Tensor:

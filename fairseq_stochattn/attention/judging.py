@@ -7,6 +7,7 @@ backward pass multiplies by the factor: no activation is stored.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -34,12 +35,15 @@ class Judge(NamedTuple):
     out_bias: Tensor
 
 
+_PARAMETERS = len(Judge._fields)
+
+
 def judge_block(x: Tensor, mass: Tensor, sign: float, judge: Judge, grads: Judge) -> tuple:
     """Σ mass·softplus(sign·D(x)) of x (n, H, d) with mass (n,) and its gradient by x; those by the
     parameters are added to ``grads``."""
     heads = x.size(1)
     rows = (x + judge.told).flatten(0, 1)  # (nH, d)
-    mixed, both = highway_forward(rows, judge.highway_weight, judge.highway_bias)
+    mixed, gate, transform = highway_forward(rows, judge.highway_weight, judge.highway_bias)
     hidden = torch.addmm(judge.hidden_bias, mixed, judge.hidden_weight.t())  # (nH, e)
     hidden = F.leaky_relu_(hidden, SLOPE)
     logit = torch.addmv(judge.out_bias, hidden, judge.out_weight[0]).mul_(sign)  # (nH,)
@@ -54,11 +58,15 @@ def judge_block(x: Tensor, mass: Tensor, sign: float, judge: Judge, grads: Judge
     torch.ops.aten.leaky_relu_backward(of_hidden, hidden, SLOPE, True, grad_input=of_hidden)
     grads.hidden_weight.addmm_(of_hidden.t(), mixed)
     grads.hidden_bias.add_(of_hidden.sum(dim=0))
-    dx, of_both = highway_backward(of_hidden @ judge.hidden_weight, rows, both)
-    dx.addmm_(of_both, judge.highway_weight)
-    grads.highway_weight.addmm_(of_both.t(), rows)
-    grads.highway_bias.add_(of_both.sum(dim=0))
-    dx = dx.unflatten(0, (-1, heads))
+    dx = highway_backward(
+        torch.mm(of_hidden, judge.hidden_weight, out=mixed),
+        rows,
+        gate,
+        transform,
+        judge.highway_weight,
+        (grads.highway_weight, grads.highway_bias),
+        overwrite=True,
+    ).unflatten(0, (-1, heads))
     grads.told.add_(dx.sum(dim=0) if len(judge.told) > 1 else dx.sum(dim=(0, 1)))
     return loss, dx
 
@@ -91,29 +99,41 @@ class _Judgement(torch.autograd.Function):
     ) -> Tensor:
         judge = Judge(*parameters)
         grads = Judge(*(torch.zeros_like(p) for p in parameters))
-        losses, ascent = [], []
-        for x, at, masses, sign in zip((q, k), index, mass, (-1.0, 1.0), strict=True):
-            back = torch.empty_like(x) if at is None else torch.zeros_like(x)
+        losses, slopes = [], ([], [])
+        for x, at, masses, sign, found in zip(
+            (q, k), index, mass, (-1.0, 1.0), slopes, strict=True
+        ):
             block = len(masses) if x.device.type != "cpu" else max(1, BLOCK // x.size(1))
             for start in range(0, len(masses), block):
                 stop = start + block
                 rows = x[start:stop] if at is None else x.index_select(0, at[start:stop])
                 loss, dx = judge_block(rows, masses[start:stop], sign, judge, grads)
                 losses.append(loss)
-                if at is None:
-                    back[start:stop] = dx
-                else:
-                    back.index_copy_(0, at[start:stop], dx)
-            ascent.append(back)
-        ctx.save_for_backward(*ascent, *grads)
+                found.append(dx)
+        ctx.save_for_backward(*grads, *slopes[0], *slopes[1])
+        ctx.blocks, ctx.index, ctx.shapes = len(slopes[0]), index, (q.shape, k.shape)
         return torch.stack(losses).sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        of_q, of_k, *grads = ctx.saved_tensors
-        climb = -gradient  # queries and keys
-        return of_q * climb, of_k * climb, None, None, *(g * gradient for g in grads)
+        grads, slopes = ctx.saved_tensors[:_PARAMETERS], ctx.saved_tensors[_PARAMETERS:]
+        sides = slopes[: ctx.blocks], slopes[ctx.blocks :]
+        ascent = [
+            scattered(blocks, index, shape).mul_(-gradient)  # queries and keys climb
+            for blocks, index, shape in zip(sides, ctx.index, ctx.shapes, strict=True)
+        ]
+        return *ascent, None, None, *(g * gradient for g in grads)
+
+
+def scattered(blocks: Sequence[Tensor], index: Tensor | None, shape: torch.Size) -> Tensor:
+    """The rows of the blocks at ``index`` of a tensor of zeros; None: one after the other."""
+    if index is None:
+        return torch.cat(blocks)
+    rows = blocks[0].new_zeros(shape)
+    for part, at in zip(blocks, index.split([len(part) for part in blocks]), strict=True):
+        rows.index_copy_(0, at, part)
+    return rows
 
 
 def judgement(

@@ -125,6 +125,8 @@ class HeadEmbedding(nn.Module):
 class Matcher(nn.Module, ABC):
     """A distance between the queries and the keys of every sentence and head."""
 
+    pays = False  # whether its networks have a ``penalty``
+
     @abstractmethod
     def forward(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor:
         """(B, H)."""
@@ -134,9 +136,9 @@ class Matcher(nn.Module, ABC):
         present = (queries.present & keys.present).unsqueeze(1)  # (B, 1)
         return (self(q, k, queries, keys) * present).sum()
 
-    def penalty(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor | None:
-        """What its own networks pay in training, if anything; a scalar."""
-        return None
+    def penalty(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor:
+        """What its own networks pay in training; a scalar."""
+        return q.new_zeros(())
 
 
 class Discriminator(Matcher):
@@ -154,6 +156,7 @@ class Discriminator(Matcher):
         self.d = nn.Sequential(*told, Highway(dim), *mlp(dim, config.alignment_hidden, 1))
         self.blind = config.alignment_gan_blind
         self.rate, self.gamma = config.alignment_gan_rate, config.alignment_gan_penalty
+        self.pays = self.gamma > 0
         with torch.no_grad():
             for parameter in self.d.parameters():
                 parameter.div_(self.rate)
@@ -183,10 +186,8 @@ class Discriminator(Matcher):
         own = [p.to(x.dtype) * self.rate for p in self.d.parameters()]
         return Judge(*([x.new_zeros(1, x.size(-1))] if self.blind else []), *own)
 
-    def penalty(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor | None:
+    def penalty(self, q: Tensor, k: Tensor, queries: Tokens, keys: Tokens) -> Tensor:
         """R1 on both sides: γ/2·E_q ‖∇D(q)‖² + γ/2·E_k ‖∇D(k)‖², D before the sigmoid."""
-        if self.gamma == 0:
-            return None
         some = [tokens.some(x, PENALTY_STRIDE) for tokens, x in ((queries, q), (keys, k))]
         slope = slopes(torch.cat(some).detach(), self.judge(q))  # (nH, d)
         return self.gamma * slope.square().sum() / len(slope)

@@ -58,7 +58,7 @@ class Cells:
     after the last method, so no method can make padding or the future visible.
     """
 
-    q: Tensor  # (B, H, T, d), scaled by 1/√d where the backbone scales
+    q: Tensor  # (B, H, T, d), not scaled: 1/√d belongs to the logits
     k: Tensor  # (B, H, S, d)
     query_input: Tensor  # (T, B, C): what W_Q was applied to
     key_input: Tensor | None  # (S, B, C): what W_K was applied to; None where keys are cached
@@ -382,9 +382,10 @@ def attend(logits: Tensor, cells: Cells, methods: MethodDict) -> Tensor:
     return weights
 
 
-def attend_fused(cells: Cells, v: Tensor, methods: MethodDict) -> Tensor:
-    """softmax(QKᵀ)V, (B, H, T, d), in one kernel, where all methods are passive; v (B, H, S, d)."""
+def attend_fused(cells: Cells, v: Tensor, methods: MethodDict, scale: float) -> Tensor:
+    """softmax(scale·QKᵀ)V, (B, H, T, d), in one kernel, where all methods are passive;
+    v (B, H, S, d)."""
     for method in methods.values():
         method.observe(cells)
     seen = None if cells.blocked is None else ~cells.blocked
-    return F.scaled_dot_product_attention(cells.q, cells.k, v, seen, scale=1.0)
+    return F.scaled_dot_product_attention(cells.q, cells.k, v, seen, scale=scale)
