@@ -17,12 +17,11 @@ import torch.nn.functional as F
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
-from fairseq.modules import cross_entropy
 from torch import Tensor, nn
 
 from fairseq_stochattn.distributions import at_least_float
 from fairseq_stochattn.errors import UsageError, require_not_negative
-from fairseq_stochattn.replacement import gumbel_noise
+from fairseq_stochattn.replacement import negative_log_likelihood
 
 
 @dataclass
@@ -51,11 +50,11 @@ class ElectraCriterion(FairseqCriterion):
         tokens, targets = sample["net_input"]["src_tokens"], sample["target"]  # (B, T)
         masked, real = targets.ne(self.padding_idx), tokens.ne(self.padding_idx)
         logits, extra = model(
-            **sample["net_input"], masked_tokens=masked, noise=self.noise(model, sample, masked)
+            **sample["net_input"], masked_tokens=masked, chance=self.chance(model, sample, masked)
         )
         original = torch.where(masked, targets, tokens)
         replaced = extra["corrupted"].ne(original)
-        mlm = cross_entropy(extra["guesses"], targets[masked], reduction="sum")
+        mlm = negative_log_likelihood(extra["guesses"], extra["probabilities"], targets[masked])
         logits = at_least_float(logits)
         label = replaced.to(logits.dtype)
         rtd = F.binary_cross_entropy_with_logits(
@@ -78,16 +77,17 @@ class ElectraCriterion(FairseqCriterion):
         }
         return loss, sample_size, log
 
-    def noise(self, model: nn.Module, sample: dict[str, Any], masked: Tensor) -> Tensor | None:
-        """In training the model's own, which follows fairseq's seed. In validation a noise for each
-        sentence (n, V), as fairseq masks it: the same in every epoch and in every batch."""
+    def chance(self, model: nn.Module, sample: dict[str, Any], masked: Tensor) -> Tensor | None:
+        """What the samples (n,) are drawn by. In training the model's own, which follows fairseq's
+        seed; in validation that of the sentence, the same in every epoch and in every batch."""
         if model.training:
             return None
         random, rows = torch.Generator(masked.device), []
         for sentence, count in zip(sample["id"].tolist(), masked.sum(dim=1).tolist(), strict=True):
             random.manual_seed(hash((self.task.cfg.seed, sentence)) % 2**32)
-            shape = count, len(self.task.source_dictionary)
-            rows.append(gumbel_noise(shape, masked.device, random))
+            rows.append(
+                torch.rand(count, generator=random, dtype=torch.float64, device=masked.device)
+            )
         return torch.cat(rows)
 
     @staticmethod

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Optional
 
+import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model, register_model_architecture
@@ -28,7 +29,7 @@ from fairseq_stochattn.models.config import join_configs, set_defaults
 from fairseq_stochattn.models.electra_networks import Discriminator, Generator
 from fairseq_stochattn.models.embeddings import EmbeddingConfig, set_layer_norm_eps
 from fairseq_stochattn.models.layer_decay import LayerDecayConfig, mark_layers
-from fairseq_stochattn.replacement import gumbel_noise, put_tokens, sample_tokens
+from fairseq_stochattn.replacement import probabilities, put_tokens, sample_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -87,16 +88,16 @@ class ElectraModel(RobertaModel):
         src_tokens: Tensor,
         *args: Any,
         masked_tokens: Tensor | None = None,
-        noise: Tensor | None = None,
+        chance: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         """As RoBERTa's: logits (B, T) that a token was replaced, or features (B, T, C).
 
         With ``masked_tokens`` (B, T) it is a step of pre-training: the generator's ``guesses``
-        (n, V) at these positions, the ``corrupted`` tokens (B, T) with samples of them (by Gumbel
-        ``noise`` (n, V) where it is given), and the discriminator on these. It is one call because
-        distributed training wants one a step. Of a doubled batch ``guesses`` and ``corrupted`` are
-        those of one half, which both halves share.
+        (n, V) at these positions with their ``probabilities``, the ``corrupted`` tokens (B, T) with
+        samples of them (by ``chance`` (n,), uniform, where it is given), and the discriminator on
+        these. It is one call because distributed training wants one a step. Of a doubled batch
+        ``guesses`` and ``corrupted`` are those of one half, which both halves share.
         """
         if masked_tokens is None or self.generator is None:
             return super().forward(src_tokens, *args, **kwargs)
@@ -104,12 +105,14 @@ class ElectraModel(RobertaModel):
         if doubled:  # one corruption for both halves
             src_tokens, masked_tokens = once(src_tokens), once(masked_tokens)
         guesses = self.generator(src_tokens, masked_tokens)
-        if noise is None:
-            noise = gumbel_noise(guesses.shape, guesses.device)
-        samples = sample_tokens(guesses, noise, never=self.encoder.dictionary.pad())
+        p = probabilities(guesses)
+        if chance is None:
+            chance = torch.rand(len(p), dtype=torch.float64, device=p.device)
+        samples = sample_tokens(guesses, p, chance, never=self.encoder.dictionary.pad())
         corrupted = put_tokens(src_tokens, masked_tokens, samples)
         x, extra = super().forward(twice(corrupted) if doubled else corrupted, *args, **kwargs)
-        return x, {**extra, "guesses": guesses, "corrupted": corrupted}
+        extra.update(guesses=guesses, probabilities=p, corrupted=corrupted)
+        return x, extra
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """From pre-training to fine-tuning and back: drop what this model lacks, keep what is new.
