@@ -45,15 +45,21 @@ MEMORY_LENGTH, GENERATED_LENGTH = 128, 32
 
 
 class Bench:
-    """Runs comparisons, prints each and keeps them as rows."""
+    """Runs comparisons, prints each, and keeps them as rows, in a file too where one is named."""
 
-    def __init__(self, data: Path, pairs: int) -> None:
-        self.data, self.pairs = data, pairs
+    def __init__(self, data: Path, pairs: int, output: Path | None = None) -> None:
+        self.data, self.pairs, self.output = data, pairs, output
         self.rows: list[dict[str, Any]] = []
+        self.built: dict[str | None, tuple[str, Trainer]] = {}  # the last plain one, and the last
 
     def trainers(self, backbone: str, method: str) -> tuple[Trainer, Trainer]:
-        """Of plain fairseq, and of the method."""
-        return tuple(make_trainer(self.data, flags_of(backbone, m)) for m in (None, method))
+        """Of plain fairseq, and of the method; those of the last comparison where they fit."""
+        if method not in self.built:  # two models at a time are enough
+            self.built = {None: self.built[None]} if None in self.built else {}
+        for name in (None, method):
+            if self.built.get(name, ("",))[0] != backbone:
+                self.built[name] = backbone, make_trainer(self.data, flags_of(backbone, name))
+        return self.built[None][1], self.built[method][1]
 
     def pairs_of(self, method: str, backbone: str, threads: int) -> int:
         """Fewer where no aim depends on it, or a turn of several updates is timed as one."""
@@ -81,7 +87,8 @@ class Bench:
 
     def generate(self, method: str, backbone: str, length: int) -> None:
         torch.set_num_threads(1)
-        plain, ours = self.trainers(backbone, method)
+        # Not to be trained again: what they keep for the search is changed for good.
+        plain, ours = (make_trainer(self.data, flags_of(backbone, m)) for m in (None, method))
         searches = generation(plain, length), generation(ours, length)
         ratio = paired_ratio(*searches, self.pairs, warm_up=1)
         aim = GENERATION_AIMS.get(method, GENERATION_AIM)
@@ -121,6 +128,7 @@ class Bench:
         """Keep a row and print it; ``at_least`` where a larger ratio is the better one."""
         figures = ratio.as_dict() if isinstance(ratio, Ratio) else {"median": round(ratio, 4)}
         self.rows.append({**row, "aim": aim, "at_least": at_least, **figures, **more})
+        self.write()
         verdict = ""
         if aim is not None:
             found = round(figures["median"], 2)
@@ -131,6 +139,12 @@ class Bench:
         figure = ratio if isinstance(ratio, Ratio) else f"{ratio:.3f}"
         line = f"{row['part']:9} {row['method']:13} {row['backbone']:14} {size}  {figure}{verdict}"
         print(line, flush=True)
+
+    def write(self) -> None:
+        """All figures so far, as JSON: a run that is stopped has not been for nothing."""
+        if self.output:
+            versions = {"torch": torch.__version__, "cores": os.cpu_count(), "pairs": self.pairs}
+            self.output.write_text(json.dumps({**versions, "rows": self.rows}, indent=1) + "\n")
 
 
 def chosen_rows(args: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
@@ -190,11 +204,7 @@ def main() -> None:
     keep_memory()
     with tempfile.TemporaryDirectory() as folder:
         write_dictionaries(Path(folder))
-        bench = Bench(Path(folder), args.pairs)
-        run(args, bench)
-    if args.output:
-        versions = {"torch": torch.__version__, "cores": os.cpu_count(), "pairs": args.pairs}
-        args.output.write_text(json.dumps({**versions, "rows": bench.rows}, indent=1) + "\n")
+        run(args, Bench(Path(folder), args.pairs, args.output))
 
 
 if __name__ == "__main__":
