@@ -36,7 +36,7 @@ class Given(NamedTuple):
     f2: Tensor | None
     alpha: Tensor | None
     noise: Tensor | None
-    valid: Tensor
+    valid: Tensor | None
 
 
 def infer(given: Given, constants: Constants) -> tuple[Tensor, ...]:
@@ -51,6 +51,8 @@ def infer(given: Given, constants: Constants) -> tuple[Tensor, ...]:
     if f2 is not None:
         from_f2 = F.softplus(f2).log_().add_(log_gamma).add_(math.log(sigma))
         log_mean = torch.logaddexp(scores, from_f2)
+    if noise is None and alpha is None:  # the mean alone: beam search wants nothing else
+        return log_mean, scores.new_zeros(()), k, log_gamma, log_mean
     log_scale = log_mean - log_gamma
     log_s = log_mean if noise is None else torch.addcmul(log_scale, noise, inverse)
     kl = scores.new_zeros(())
@@ -138,7 +140,7 @@ def weibull_attention(
     f2: Tensor | None,
     alpha: Tensor | None,
     noise: Tensor | None,
-    valid: Tensor,
+    valid: Tensor | None,
     rho: float,
     sigma: float,
     k_min: float,
@@ -149,8 +151,12 @@ def weibull_attention(
     k = ρ·softplus(f1) + exp(scores) + k_min; λ = σ·softplus(f2) + exp(scores)/Γ(1+1/k).
 
     Shapes: scores, f1, f2, noise (B, H, T, S); alpha (B, H, 1, S); valid (B, 1, T, S). ``f2`` None
-    is σ = 0, ``alpha`` None asks for no KL, ``noise`` None for the mean. Returns log S (or
-    log E[S]), the KL to Gamma(α, β) summed over valid cells, and k, which carries no gradient.
+    is σ = 0, ``alpha`` None asks for no KL and needs no ``valid``, ``noise`` None for the mean.
+    Returns log S (or log E[S]), the KL to Gamma(α, β) summed over valid cells, and k, which carries
+    no gradient.
     """
     constants = (rho, sigma, k_min, beta)
-    return _WeibullAttention.apply(constants, scores, f1, f2, alpha, noise, valid)
+    given = Given(scores, f1, f2, alpha, noise, valid)
+    if not torch.is_grad_enabled():
+        return infer(given, constants)[:3]
+    return _WeibullAttention.apply(constants, *given)

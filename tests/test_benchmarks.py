@@ -122,11 +122,14 @@ def test_gathering_and_projecting_all_are_the_same_step(
 def test_the_table_says_what_was_measured_and_what_missed(tmp_path: Path) -> None:
     row = {"part": "train", "backbone": "transformer", "at_least": False, "threads": 1}
     row.update(parameters=1.01, low=1.0, high=1.3)
+    memory = {"part": "memory", "method": "ct", "aim": None, "at_least": False}
     rows = [
         {**row, "method": "gan", "length": 64, "aim": 1.12, "median": 1.118},
         {**row, "method": "ct", "length": 64, "aim": 1.20, "median": 1.25},
         {**row, "method": "ct", "length": 64, "aim": None, "median": 1.3, "threads": 2},
-        {"part": "memory", "method": "ct", "aim": None, "at_least": False, "median": 1.17},
+        {**memory, "backbone": "transformer", "length": 128, "median": 1.17},
+        {**row, "method": "ct", "backbone": "shallow", "length": 64, "aim": None, "median": 1.1},
+        {**memory, "backbone": "shallow", "length": 512, "median": 1.3},
     ]
     page = tmp_path / "page.md"
     page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
@@ -138,6 +141,7 @@ def test_the_table_says_what_was_measured_and_what_missed(tmp_path: Path) -> Non
     assert "| `gan` | transformer, 64 | **1.12 (1.00–1.30)** | 1.12 | – | 1.24 | 1.21 |" in text
     assert "| `ct` | transformer, 64 | 1.25 (1.00–1.30), aim missed | 1.20 | 1.30 |" in text
     assert "| `ct` | – | 1.17 | 1.010 |" in text
+    assert "| `ct` | – | 1.10 | – | – | – | 1.30 |" in text
 
 
 def test_memory_is_kept_between_steps() -> None:

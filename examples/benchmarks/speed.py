@@ -15,7 +15,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from workload import generation, make_trainer, training_step, write_dictionaries
 
 PARTS = ("train", "generate", "growth", "memory", "modules", "score")
 GROWING = ("babn", "bam", "gan", "ct", "ot", "asa")
-MEMORY_LENGTH, GENERATED_LENGTH = 128, 32
+MEMORY_LENGTH, LONG, GENERATED_LENGTH = 128, 512, 32
 
 
 class Bench:
@@ -51,6 +51,7 @@ class Bench:
         self.data, self.pairs, self.output = data, pairs, output
         self.rows: list[dict[str, Any]] = []
         self.built: dict[str | None, tuple[str, Trainer]] = {}  # the last plain one, and the last
+        self.plain_search: Callable[[], None] | None = None
 
     def trainers(self, backbone: str, method: str) -> tuple[Trainer, Trainer]:
         """Of plain fairseq, and of the method; those of the last comparison where they fit."""
@@ -74,7 +75,7 @@ class Bench:
         updates = METHODS[method].updates
         steps = [training_step(trainer, length, updates) for trainer in (plain, ours)]
         pairs = self.pairs_of(method, backbone, threads)
-        ratio = paired_ratio(*steps, pairs, warm_up=1 if pairs < 3 else 2)
+        ratio = paired_ratio(*steps, pairs, warm_up=1 if pairs < 5 else 2)
         count = [sum(p.numel() for p in t.model.parameters()) for t in (plain, ours)]
         aims = [a for a in AIMS if (a.method, a.backbone, a.length) == (method, backbone, length)]
         self.note(
@@ -87,20 +88,22 @@ class Bench:
 
     def generate(self, method: str, backbone: str, length: int) -> None:
         torch.set_num_threads(1)
-        # Not to be trained again: what they keep for the search is changed for good.
-        plain, ours = (make_trainer(self.data, flags_of(backbone, m)) for m in (None, method))
-        searches = generation(plain, length), generation(ours, length)
-        ratio = paired_ratio(*searches, self.pairs, warm_up=1)
+        # Models of their own, never to be trained: a search changes what they keep, for good.
+        if self.plain_search is None:
+            self.plain_search = generation(make_trainer(self.data, flags_of(backbone)), length)
+        ours = generation(make_trainer(self.data, flags_of(backbone, method)), length)
+        ratio = paired_ratio(self.plain_search, ours, self.pairs, warm_up=1)
         aim = GENERATION_AIMS.get(method, GENERATION_AIM)
         row = {"part": "generate", "method": method, "backbone": backbone, "length": length}
         self.note(row, ratio, aim, threads=1)
 
-    def memory(self, methods: list[str]) -> None:
-        plain = peak_memory(self.data, flags_of("transformer"), MEMORY_LENGTH)
+    def memory(self, methods: list[str], backbone: str, length: int) -> None:
+        plain = peak_memory(self.data, flags_of(backbone), length)
         for method in methods:
-            peak = peak_memory(self.data, flags_of("transformer", method), MEMORY_LENGTH)
-            row = {"part": "memory", "method": method, "backbone": "transformer"}
-            self.note({**row, "length": MEMORY_LENGTH}, peak / plain, MEMORY_AIMS.get(method))
+            peak = peak_memory(self.data, flags_of(backbone, method), length)
+            row = {"part": "memory", "method": method, "backbone": backbone, "length": length}
+            aim = MEMORY_AIMS.get(method) if length == MEMORY_LENGTH else None
+            self.note(row, peak / plain, aim)
 
     def modules(self) -> None:
         torch.set_num_threads(1)
@@ -175,8 +178,9 @@ def run(args: argparse.Namespace, bench: Bench) -> None:
         for method in args.methods or GROWING:
             for length in args.lengths or LENGTHS:
                 bench.train(method, "shallow", length)
+        bench.memory([m for m in methods if m in GROWING], "shallow", LONG)
     if "memory" in args.parts:
-        bench.memory(methods)
+        bench.memory(methods, "transformer", MEMORY_LENGTH)
     if "modules" in args.parts:
         bench.modules()
     if "score" in args.parts:

@@ -61,7 +61,7 @@ def other_table(rows: list[Row]) -> list[str]:
     lines.append("|---|---|---|---|")
     for method in dict.fromkeys(row["method"] for row in rows if row["part"] == "train"):
         search = find(rows, part="generate", method=method)
-        memory = find(rows, part="memory", method=method)
+        memory = find(rows, part="memory", method=method, backbone="transformer")
         size = find(rows, part="train", method=method, backbone="transformer")
         parameters = f"{size['parameters']:.3f}" if size else "–"
         lines.append(f"| `{method}` | {shown(search)} | {shown(memory)} | {parameters} |")
@@ -71,13 +71,14 @@ def other_table(rows: list[Row]) -> list[str]:
 def growth_table(rows: list[Row]) -> list[str]:
     grown = [row for row in rows if row["part"] == "train" and row["backbone"] == "shallow"]
     lines = [
-        "| tokens | " + " | ".join(map(str, LENGTHS)) + " |",
-        "|---" * (1 + len(LENGTHS)) + "|",
+        f"| step ÷ plain at | {' | '.join(f'{n} tokens' for n in LENGTHS)} | peak memory there |",
+        "|---" * (2 + len(LENGTHS)) + "|",
     ]
     for method in dict.fromkeys(row["method"] for row in grown):
         found = (find(grown, method=method, length=length) for length in LENGTHS)
         cells = " | ".join(f"{row['median']:.2f}" if row else "–" for row in found)
-        lines.append(f"| `{method}` | {cells} |")
+        memory = find(rows, part="memory", method=method, backbone="shallow")
+        lines.append(f"| `{method}` | {cells} | {shown(memory)} |")
     return lines
 
 

@@ -125,7 +125,7 @@ class BeliefNetwork(AttentionMethod):
             rest[0] if rest else None,
             alpha=self.prior.once(cells) if leaving else None,
             noise=weibull_noise(scores) if self.stochastic else None,
-            valid=cells.valid,
+            valid=cells.valid if leaving else None,
             rho=config.babn_rho,
             sigma=config.babn_sigma,
             k_min=config.babn_k_min,

@@ -86,12 +86,15 @@ class StochasticMultiheadAttention(ShowsHeads, MultiheadAttention):
             k, v, key_padding_mask, attn_mask = self._append_zero_attn(
                 k, v, key_padding_mask, attn_mask
             )
-        sources, heads, *_ = k.shape
+        sources, heads, _, head_dim = k.shape
         beams = batch // sources
+        # (T, B', beams, H, d) → (B', H, beams, T, d) → (B', H, R, d)
+        q = q.view(targets, sources, beams, heads, head_dim).permute(1, 3, 2, 0, 4)
+        q = q.reshape(sources, heads, beams * targets, head_dim)
         blocked, bias = self._masks(key_padding_mask, attn_mask)
         query_padding = self.stack.query_padding
         cells = Cells(
-            q=self._split_queries(q, sources),
+            q=q,
             k=k,
             query_input=query,
             key_input=key,
@@ -104,8 +107,7 @@ class StochasticMultiheadAttention(ShowsHeads, MultiheadAttention):
         if not asked and bias is None and self._fuses():
             out = attend_fused(cells, v, self.attention_methods, self.scaling)  # (B', H, R, d)
             return self._join_heads(out, beams), None
-        q = self._split_queries(q * self.scaling, sources)
-        logits = torch.matmul(q, k.transpose(2, 3))  # (B', H, R, S)
+        logits = torch.matmul(q * self.scaling, k.transpose(2, 3))  # (B', H, R, S)
         if bias is not None:
             logits += bias
         if before_softmax:
@@ -162,14 +164,6 @@ class StochasticMultiheadAttention(ShowsHeads, MultiheadAttention):
         """(S, B, C) → (B, H, S, d)."""
         length, batch, _ = x.shape
         return x.view(length, batch, self.num_heads, -1).permute(1, 2, 0, 3)
-
-    def _split_queries(self, q: Tensor, sources: int) -> Tensor:
-        """(T, B, C) → (B', H, R, d)."""
-        targets, batch, _ = q.shape
-        beams = batch // sources
-        # (T, B', beams, H, d) → (B', H, beams, T, d) → (B', H, R, d)
-        q = q.view(targets, sources, beams, self.num_heads, -1).permute(1, 3, 2, 0, 4)
-        return q.reshape(sources, self.num_heads, beams * targets, -1)
 
     def _cached(
         self,
