@@ -27,6 +27,7 @@ from fairseq_stochattn.errors import require_not_negative, require_positive
 from fairseq_stochattn.inference import weibull_attention
 
 SCORES = ChoiceEnum(["normalized", "raw"])
+LEAST_SCORE = -1e5  # stands for −inf in cells that must not be seen
 
 
 @dataclass
@@ -63,7 +64,8 @@ def log_scores(logits: Tensor, cells: Cells, normalized: bool) -> Tensor:
     logits = at_least_float(logits)
     if not normalized:
         return logits
-    return logits - cells.mask(logits).logsumexp(dim=-1, keepdim=True)
+    scores = cells.mask(logits).log_softmax(dim=-1)
+    return scores if cells.blocked is None else scores.clamp(min=LEAST_SCORE)
 
 
 @register_method("babn")

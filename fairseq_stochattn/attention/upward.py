@@ -33,10 +33,9 @@ class PositionMap(nn.Module):
         known = min(h.size(-1), self.max_positions)
         front = h[..., :known]
         # One product a map: slices of the matrices are views, both together would be a copy.
-        mixed = [
-            F.linear(front, weight[:known, :known].to(h.dtype), bias[:known].to(h.dtype))
-            for weight, bias in zip(self.weight, self.bias, strict=True)
-        ]
+        weights = self.weight[:, :known, :known].to(h.dtype).unbind()
+        biases = self.bias[:, :known].to(h.dtype).unbind()
+        mixed = [F.linear(front, w, b) for w, b in zip(weights, biases, strict=True)]
         if known == h.size(-1):
             return mixed
         return [torch.cat([m, h[..., known:]], dim=-1) for m in mixed]
@@ -76,10 +75,23 @@ class Alignment:
 
     def align(self, x: Tensor) -> Tensor:
         """x (B|1, h, t, S)."""
-        return x if self.forth is None else _Permute.apply(x, self.forth, self.back)
+        return x if self.forth is None else permuted(x, self.forth, self.back)
 
     def restore(self, x: Tensor) -> Tensor:
-        return x if self.back is None else _Permute.apply(x, self.back, self.forth)
+        return x if self.back is None else permuted(x, self.back, self.forth)
+
+
+def picked(x: Tensor, index: Tensor) -> Tensor:
+    """Keys of x (B|1, h, t, S) in the order of ``index`` (B, 1, 1, S)."""
+    x = x.expand(index.size(0), -1, -1, -1)
+    return x.gather(-1, index.expand_as(x))
+
+
+def permuted(x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+    """``picked``; autograd's way round it costs more than it does where nobody learns."""
+    if not torch.is_grad_enabled():
+        return picked(x, index)
+    return _Permute.apply(x, index, inverse)
 
 
 class _Permute(torch.autograd.Function):
@@ -88,8 +100,7 @@ class _Permute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(index, inverse)
-        x = x.expand(index.size(0), -1, -1, -1)
-        return x.gather(-1, index.expand_as(x))
+        return picked(x, index)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
