@@ -93,6 +93,10 @@ AIMS = (
     Aim("attendout", "transformer", 64, 2.2, "about 2", "–"),
     Aim("babn", "lstm", 30, 1.25, "1.38", "–"),
 )
+BASELINES = {aim.method for aim in AIMS if aim.train is None}
+# Nothing of these is left in generation but plain fairseq, or what another one shows.
+PLAIN_AT_TEST = {"repulsive": "plain", "ct": "as `gan`", "ot": "as `gan`"}
+PLAIN_AT_TEST |= dict.fromkeys(BASELINES, "plain")
 GENERATION_AIMS = {"babn": 1.10}  # all others 1.02
 GENERATION_AIM = 1.02
 MEMORY_AIMS = {"babn": 1.35, "attendout": 2.3}
