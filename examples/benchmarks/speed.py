@@ -52,17 +52,17 @@ class Bench:
     def __init__(self, data: Path, pairs: int, output: Path | None = None) -> None:
         self.data, self.pairs, self.output = data, pairs, output
         self.rows: list[dict[str, Any]] = []
-        self.built: dict[str | None, tuple[str, Trainer]] = {}  # the last plain one, and the last
+        self.built: dict[tuple[str, str | None], Trainer] = {}  # of the last comparison
         self.plain_search: Callable[[], None] | None = None
 
     def trainers(self, backbone: str, method: str) -> tuple[Trainer, Trainer]:
         """Of plain fairseq, and of the method; those of the last comparison where they fit."""
-        if method not in self.built:  # two models at a time are enough
-            self.built = {None: self.built[None]} if None in self.built else {}
-        for name in (None, method):
-            if self.built.get(name, ("",))[0] != backbone:
-                self.built[name] = backbone, make_trainer(self.data, flags_of(backbone, name))
-        return self.built[None][1], self.built[method][1]
+        wanted = [(backbone, None), (backbone, method)]
+        self.built = {key: self.built[key] for key in wanted if key in self.built}
+        for key in wanted:
+            if key not in self.built:
+                self.built[key] = make_trainer(self.data, flags_of(*key))
+        return tuple(self.built[key] for key in wanted)
 
     def pairs_of(self, method: str, backbone: str, threads: int) -> int:
         """Fewer where no aim depends on it, or a turn of several updates is timed as one."""
