@@ -16,6 +16,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +102,12 @@ class Bench:
         self.note(row, ratio, aim, threads=1)
 
     def memory(self, methods: list[str], backbone: str, length: int) -> None:
-        plain = peak_memory(self.data, flags_of(backbone), length)
-        for method in methods:
-            peak = peak_memory(self.data, flags_of(backbone, method), length)
+        def peak_of(method: str | None) -> float:
+            return peak_memory(self.data, flags_of(backbone, method), length)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # a process each, one a core
+            plain, *peaks = pool.map(peak_of, [None, *methods])
+        for method, peak in zip(methods, peaks, strict=True):
             row = {"part": "memory", "method": method, "backbone": backbone, "length": length}
             aim = MEMORY_AIMS.get(method) if length == MEMORY_LENGTH else None
             self.note(row, peak / plain, aim)
