@@ -54,7 +54,7 @@ class ElectraCriterion(FairseqCriterion):
         )
         original = torch.where(masked, targets, tokens)
         replaced = extra["corrupted"].ne(original)
-        mlm = negative_log_likelihood(extra["guesses"], extra["probabilities"], targets[masked])
+        mlm = self.mlm_loss(extra, targets, masked)
         logits = at_least_float(logits)
         label = replaced.to(logits.dtype)
         rtd = F.binary_cross_entropy_with_logits(
@@ -76,6 +76,11 @@ class ElectraCriterion(FairseqCriterion):
             "sample_size": sample_size,
         }
         return loss, sample_size, log
+
+    @staticmethod
+    def mlm_loss(extra: dict[str, Any], targets: Tensor, masked: Tensor) -> Tensor:
+        """−Σ log p_G(x_t) over the masked positions."""
+        return negative_log_likelihood(extra["guesses"], extra["probabilities"], targets[masked])
 
     def chance(self, model: nn.Module, sample: dict[str, Any], masked: Tensor) -> Tensor | None:
         """What the samples (n,) are drawn by. In training the model's own, which follows fairseq's
