@@ -21,8 +21,8 @@ from fairseq_stochattn.attention.stack import build_stacks
 
 # The shape at which the released module of BABN was measured.
 BATCH, LENGTH, WIDTH, HEADS = 16, 100, 512, 8
-# BERT's vocabulary and ELECTRA-small's length. Its batches have 128 such sentences, these 16: enough
-# for the optimizer, which is not what is compared, to be two parts in a hundred of a step.
+# BERT's vocabulary and ELECTRA-small's length. Its batches have 128 such sentences, these 16:
+# enough for the optimizer, which is not what is compared, to be two parts in a hundred of a step.
 ELECTRA_WORDS, ELECTRA_LENGTH, ELECTRA_TOKENS = 30_000, 128, 16 * 128
 
 
