@@ -17,6 +17,7 @@ EULER = 0.5772156649015329  # γ
 HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 # Inside exponentials logits end here: e^15 is beyond any weight, and its square is still finite.
 MAX_EXPONENT = 15.0
+LEAST_SCORE = -1e5  # stands for −inf in cells that must not be seen
 MIN_ALPHA = 1e-8
 
 

@@ -144,6 +144,51 @@ def test_weibull_attention_is_the_equations(absent: tuple[str, ...]) -> None:
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("absent", [(), ("f2",), ("alpha",), ("noise",), ("f2", "noise", "alpha")])
+def test_normalized_scores_are_a_log_softmax(absent: tuple[str, ...]) -> None:
+    """Value and gradient by the logits, of which some must not be seen."""
+    given = {name: None if name in absent else value for name, value in cells(2).items()}
+    hidden = torch.rand(2, 1, 4, 5, generator=torch.Generator().manual_seed(3)) > 0.7
+    hidden[..., 0] = False
+    logits = given.pop("scores")
+
+    def masked() -> torch.Tensor:
+        return (logits * 20).masked_fill(hidden, -torch.inf)
+
+    by_hand = masked().log_softmax(dim=-1).clamp(min=-1e5)
+    given["valid"] = given["valid"] & ~hidden
+    both = [
+        inference.weibull_attention(masked(), **given, **CONSTANTS, normalize=True),
+        inference.weibull_attention(by_hand, **given, **CONSTANTS),
+    ]
+    seen = (~hidden).expand_as(logits)
+    for one, other in zip(*both, strict=True):
+        one, other = (x[seen] if x.shape == logits.shape else x for x in (one, other))
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    grads = [
+        torch.autograd.grad(torch.where(seen, log_s, 0.0).square().sum() + 0.3 * kl, logits)[0]
+        for log_s, kl, _ in both
+    ]
+    torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)
+    assert grads[0].abs().max() > 0.1
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_single_precision_at_the_least_k(normalize: bool) -> None:
+    """Γ(1+1/k) and E[S] are largest there; all that is beside them is small."""
+    given = {"alpha": None, "noise": None, "valid": None}
+    scores = torch.linspace(-60, 0, 20).view(1, 1, 4, 5)
+    f1, f2 = torch.full_like(scores, -30.0), torch.linspace(-80, 30, 20).view_as(scores)
+    constants = {"rho": 1.5, "sigma": 1.0, "k_min": 0.03, "beta": 1.0, "normalize": normalize}
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        inputs = [x.detach().to(dtype).requires_grad_() for x in (scores, f1, f2)]
+        log_s, _, k = inference.weibull_attention(*inputs, **given, **constants)
+        found.append([log_s, k, *torch.autograd.grad(log_s.sum(), inputs)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other.to(one), rtol=1e-4, atol=1e-4)
+
+
 def test_gradcheck() -> None:
     given = cells(1)
 

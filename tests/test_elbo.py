@@ -195,7 +195,13 @@ def test_a_negative_weight_is_refused(translation_data: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("flag", "value"),
-    [("--babn-beta", 0), ("--babn-rho", -1), ("--babn-max-positions", 0), ("--bam-k", -2)],
+    [
+        ("--babn-beta", 0),
+        ("--babn-rho", -1),
+        ("--babn-k-min", 0.02),
+        ("--babn-max-positions", 0),
+        ("--bam-k", -2),
+    ],
 )
 def test_bad_flags_are_refused(
     flag: str, value: float, translation_data: Path, tmp_path: Path

@@ -206,7 +206,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--backbones", nargs="+", choices=BACKBONES, help="default: the aims' own")
     parser.add_argument("--lengths", nargs="+", type=int, help="tokens of the longest sentence")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--pairs", type=int, default=7, help="pairs of steps a ratio (default 7)")
+    parser.add_argument("--pairs", type=int, default=6, help="pairs of steps a ratio (default 6)")
     parser.add_argument(
         "--threads", nargs="+", type=int, default=[1], help="of training; 0 is all cores"
     )

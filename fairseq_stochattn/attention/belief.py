@@ -19,15 +19,16 @@ from fairseq_stochattn.attention.prior import ContextualPrior
 from fairseq_stochattn.attention.stack import AttentionStack, select_layers
 from fairseq_stochattn.attention.upward import HeadMap, PositionMap, UpwardChain, UpwardStates
 from fairseq_stochattn.distributions import (
+    LEAST_SCORE,
     at_least_float,
     weibull_noise,
     weibull_variation,
 )
-from fairseq_stochattn.errors import require_not_negative, require_positive
+from fairseq_stochattn.errors import UsageError, require_not_negative, require_positive
 from fairseq_stochattn.inference import weibull_attention
 
 SCORES = ChoiceEnum(["normalized", "raw"])
-LEAST_SCORE = -1e5  # stands for −inf in cells that must not be seen
+LEAST_K = 0.03  # below, Γ(1+1/k) is beyond a float
 
 
 @dataclass
@@ -43,7 +44,9 @@ class BeliefConfig(FairseqDataclass):
         default=1e-6, metadata={"help": "σ, weight of the upward network in the scale λ"}
     )
     babn_beta: float = field(default=1.0, metadata={"help": "β, rate of the gamma prior"})
-    babn_k_min: float = field(default=0.05, metadata={"help": "lower bound of the shape k"})
+    babn_k_min: float = field(
+        default=0.05, metadata={"help": f"lower bound of the shape k, at least {LEAST_K}"}
+    )
     babn_prior_hidden: int = field(
         default=32, metadata={"help": "hidden units of the contextual prior"}
     )
@@ -117,7 +120,9 @@ class BeliefNetwork(AttentionMethod):
         config, leaving = self.config, self.losses_wanted
         if not (self.stochastic or leaving or config.babn_sigma > 0):
             return logits  # log E[S] is Φ, but for what is added to all keys: plain attention
-        scores = log_scores(logits, cells, self.normalized)
+        scores = at_least_float(logits)
+        if self.normalized:
+            scores = cells.mask(scores)
         f1, *rest = self.upward(logits, cells).apply(
             self.maps or self.shared(cells.stack).maps, self.layer
         )
@@ -132,6 +137,7 @@ class BeliefNetwork(AttentionMethod):
             sigma=config.babn_sigma,
             k_min=config.babn_k_min,
             beta=config.babn_beta,
+            normalize=self.normalized,
         )
         if leaving:
             count = cells.valid.sum() * logits.size(1)
@@ -183,5 +189,7 @@ def measured_noise(k: Tensor, valid: Tensor) -> tuple[Tensor, None, bool, Tensor
 def checked(config: Namespace) -> Namespace:
     """Refuse what the equations do not bear."""
     require_not_negative(config, "babn_rho", "babn_sigma")
-    require_positive(config, "babn_beta", "babn_k_min", "babn_prior_hidden", "babn_max_positions")
+    require_positive(config, "babn_beta", "babn_prior_hidden", "babn_max_positions")
+    if config.babn_k_min < LEAST_K:
+        raise UsageError(f"--babn-k-min must be at least {LEAST_K}")
     return config
