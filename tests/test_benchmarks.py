@@ -101,35 +101,33 @@ def test_gathering_and_projecting_all_are_the_same_step(
     bench: speed.Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only then do their ratios mean anything: loss and gradient of the three agree."""
-    losses, gradients = {}, {}
+    losses, gradients = [], []
 
-    def compare(gathering, projecting, pairs: int, warm_up: int) -> Ratio:
-        gathering(), projecting()
-        return Ratio(1.0, 1.0, 1.0, pairs, 1.0)
+    def compare(gathering, projecting: dict, pairs: int, warm_up: int) -> dict[str, Ratio]:
+        for update in (gathering, *projecting.values()):
+            update()
+        return dict.fromkeys(projecting, Ratio(1.0, 1.0, 1.0, pairs, 1.0))
 
     def step(trainer, length: int, tokens: int):
         batch = workload.make_batch(trainer.task, 8)
 
-        def first_update() -> None:
-            if trainer not in losses:
-                losses[trainer] = float(trainer.train_step([batch])["loss"])
-                tied = trainer.model.encoder.sentence_encoder.embed_tokens.weight
-                gradients[trainer] = tied.grad.clone()
+        def update() -> None:
+            losses.append(float(trainer.train_step([batch])["loss"]))
+            tied = trainer.model.encoder.sentence_encoder.embed_tokens.weight
+            gradients.append(tied.grad.clone())
 
-        return first_update
+        return update
 
-    monkeypatch.setattr(modules, "paired_ratio", compare)
+    monkeypatch.setattr(modules, "paired_ratios", compare)
     monkeypatch.setattr(modules, "training_step", step)
     monkeypatch.setattr(modules, "ELECTRA_WORDS", 200)
     monkeypatch.setattr(workload, "TOKENS_A_STEP", 16)
     found = modules.electra_gathering_ratios(bench.data, pairs=1)
     assert set(found) == set(speed.GATHERING)
-    assert len(losses) == 3
-    (loss, *other_losses), (gradient, *other_gradients) = losses.values(), gradients.values()
-    assert other_losses == pytest.approx([loss, loss], rel=1e-3)
-    for other in other_gradients:
-        torch.testing.assert_close(other, gradient, rtol=1e-3, atol=1e-5)
-    assert gradient.abs().sum() > 0
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-3)
+    for other in gradients[1:]:
+        torch.testing.assert_close(other, gradients[0], rtol=1e-3, atol=1e-5)
+    assert gradients[0].abs().sum() > 0
 
 
 def test_the_table_says_what_was_measured_and_what_missed(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from fairseq.data import Dictionary
 from fairseq.modules import MultiheadAttention
 from fairseq.trainer import Trainer
-from timing import Ratio, paired_ratio
+from timing import Ratio, paired_ratio, paired_ratios
 from torch import Tensor
 from workload import make_trainer, training_step, write_dictionaries
 
@@ -78,10 +78,7 @@ def electra_gathering_ratios(data: Path, pairs: int) -> dict[str, Ratio]:
         training_step(trainer, ELECTRA_LENGTH, tokens=ELECTRA_TOKENS)
         for trainer in (gathering, picking, ignoring)
     )
-    return {
-        "ignored": paired_ratio(gather, ignore, min(pairs, 5), warm_up=1),
-        "picked": paired_ratio(gather, pick, min(pairs, 5), warm_up=1),
-    }
+    return paired_ratios(gather, {"ignored": ignore, "picked": pick}, pairs, warm_up=1)
 
 
 def project_all(trainer: Trainer) -> list[Tensor]:

@@ -83,7 +83,9 @@ class Bench:
         updates = METHODS[method].updates
         steps = [training_step(trainer, length, updates) for trainer in (plain, ours)]
         pairs = self.pairs_of(method, backbone, threads)
-        ratio = paired_ratio(*steps, pairs, warm_up=1 if pairs < 5 else 2)
+        for trainer in (plain, ours) * (1 if pairs < 5 else 2):  # to warm up, an update will do
+            training_step(trainer, length)()
+        ratio = paired_ratio(*steps, pairs, warm_up=0)
         count = [sum(p.numel() for p in t.model.parameters()) for t in (plain, ours)]
         aims = [a for a in AIMS if (a.method, a.backbone, a.length) == (method, backbone, length)]
         self.note(

@@ -59,16 +59,25 @@ def paired_ratio(
     plain: Callable[[], None], method: Callable[[], None], pairs: int, warm_up: int = 2
 ) -> Ratio:
     """method over plain; who goes first changes with every pair, so that drift cancels."""
+    return paired_ratios(plain, {"method": method}, pairs, warm_up)["method"]
+
+
+def paired_ratios(
+    plain: Callable[[], None], methods: dict[str, Callable[[], None]], pairs: int, warm_up: int = 2
+) -> dict[str, Ratio]:
+    """The same for several that take turns with one plain."""
+    order = {"plain": plain, **methods}
     for _ in range(warm_up):
-        plain()
-        method()
-    ratios, plain_times = [], []
+        for step in order.values():
+            step()
+    times: dict[str, list[float]] = {name: [] for name in order}
     for pair in range(pairs):
-        if pair % 2:
-            of_method, of_plain = seconds(method), seconds(plain)
-        else:
-            of_plain, of_method = seconds(plain), seconds(method)
-        ratios.append(of_method / of_plain)
-        plain_times.append(of_plain)
-    low, _, high = statistics.quantiles(ratios, n=4) if pairs > 1 else (ratios[0],) * 3
-    return Ratio(statistics.median(ratios), low, high, pairs, statistics.median(plain_times))
+        for name in reversed(order) if pair % 2 else order:
+            times[name].append(seconds(order[name]))
+    return {name: _ratio(times["plain"], times[name]) for name in methods}
+
+
+def _ratio(plain: list[float], method: list[float]) -> Ratio:
+    ratios = [one / other for one, other in zip(method, plain, strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
+    return Ratio(statistics.median(ratios), low, high, len(ratios), statistics.median(plain))
