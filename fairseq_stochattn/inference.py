@@ -70,8 +70,8 @@ def infer(given: Given, constants: Constants) -> tuple[Tensor, Tensor, Kept]:
     if f2 is not None:
         gamma = log_gamma.exp()
         mean = torch.addcmul(exponential, F.softplus(f2), gamma, value=sigma)
-        range_ = torch.finfo(mean.dtype)
-        log_mean = mean.clamp_(range_.tiny, range_.max).log()
+        limits = torch.finfo(mean.dtype)
+        log_mean = mean.clamp_(limits.tiny, limits.max).log()
         if not normalize:  # what the bound took
             log_mean += F.relu(scores - MAX_EXPONENT)
     kl = mean.new_zeros(())
