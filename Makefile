@@ -33,7 +33,7 @@ demo: $(READY) ## train and evaluate a small German→English model, offline, in
 test: $(READY) lint ## lint and the whole test suite, a process a core
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-bench: $(READY) ## every method beside plain fairseq: time and memory, about 21 minutes
+bench: $(READY) ## every method beside plain fairseq: time and memory, about 19 minutes
 	@$(BIN)/python examples/benchmarks/speed.py --threads 1 0 --output speed.json
 	@$(BIN)/python examples/benchmarks/table.py speed.json
 

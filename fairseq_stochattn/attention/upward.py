@@ -31,11 +31,17 @@ class PositionMap(nn.Module):
     def forward(self, h: Tensor) -> list[Tensor]:
         """(B, H, T, S) → a tensor of that shape for each map."""
         known = min(h.size(-1), self.max_positions)
-        front = h[..., :known]
+        weights, biases, front = self.weight, self.bias, h
+        if known < self.max_positions:
+            weights, biases = weights[:, :known, :known], biases[:, :known]
+        if known < h.size(-1):
+            front = h[..., :known]
+        if weights.dtype != h.dtype:
+            weights, biases = weights.to(h.dtype), biases.to(h.dtype)
         # One product a map: slices of the matrices are views, both together would be a copy.
-        weights = self.weight[:, :known, :known].to(h.dtype).unbind()
-        biases = self.bias[:, :known].to(h.dtype).unbind()
-        mixed = [F.linear(front, w, b) for w, b in zip(weights, biases, strict=True)]
+        mixed = [
+            F.linear(front, w, b) for w, b in zip(weights.unbind(), biases.unbind(), strict=True)
+        ]
         if known == h.size(-1):
             return mixed
         return [torch.cat([m, h[..., known:]], dim=-1) for m in mixed]
