@@ -155,6 +155,19 @@ def test_the_table_says_what_was_measured_and_what_missed(tmp_path: Path) -> Non
     assert "| `ct` | – | 1.10 | – | – | – | 1.30 |" in text
 
 
+def test_of_several_runs_the_table_has_the_median() -> None:
+    row = {"part": "train", "method": "gan", "backbone": "transformer", "length": 64, "threads": 1}
+    row.update(parameters=1.01, aim=1.12, at_least=False)
+    memory = {"part": "memory", "method": "gan", "backbone": "transformer", "length": 128}
+    memory.update(aim=None, at_least=False, median=1.04)
+    first, second, third = (
+        [{**row, "median": found, "low": 0.5, "high": 2.0}] for found in (1.10, 1.20, 1.05)
+    )
+    rows = table.merged([[*first, memory], second, third])
+    assert rows == [{**row, "median": 1.10, "low": 1.05, "high": 1.20}, memory]
+    assert table.merged([first, [{**row, "threads": 2, "median": 9.0}]])[0] == first[0]
+
+
 def test_memory_is_kept_between_steps() -> None:
     """The setting is accepted where the allocator has it, and does nothing elsewhere."""
     timing.keep_memory()

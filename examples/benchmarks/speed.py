@@ -103,7 +103,7 @@ class Bench:
             self.plain_search = generation(make_trainer(self.data, flags_of(backbone)), length)
         ours = generation(make_trainer(self.data, flags_of(backbone, method)), length)
         # One part in fifty is asked for: that takes more pairs.
-        ratio = paired_ratio(self.plain_search, ours, self.pairs + 6, warm_up=1)
+        ratio = paired_ratio(self.plain_search, ours, self.pairs + 4, warm_up=1)
         aim = GENERATION_AIMS.get(method, GENERATION_AIM)
         row = {"part": "generate", "method": method, "backbone": backbone, "length": length}
         self.note(row, ratio, aim, threads=1)

@@ -2,12 +2,14 @@
 
 python examples/benchmarks/table.py speed.json                    # print it
 python examples/benchmarks/table.py speed.json --into README.md   # write it between the markers
+python examples/benchmarks/table.py monday.json tuesday.json      # of several runs
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,22 @@ from cases import AIMS, LENGTHS, PLAIN_AT_TEST
 
 BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
 Row = dict[str, Any]
+KEY = ("part", "method", "backbone", "length", "threads", "what")
+
+
+def merged(runs: list[list[Row]]) -> list[Row]:
+    """A row for every comparison; where several runs have it the median of their figures, between
+    the least and the greatest."""
+    alike: dict[tuple, list[Row]] = {}
+    for row in (row for rows in runs for row in rows):
+        alike.setdefault(tuple(row.get(name) for name in KEY), []).append(row)
+    return [rows[0] if len(rows) == 1 else _middle(rows) for rows in alike.values()]
+
+
+def _middle(rows: list[Row]) -> Row:
+    found = [row["median"] for row in rows]
+    spread = {"low": min(found), "high": max(found)} if "low" in rows[0] else {}
+    return {**rows[0], "median": statistics.median(found), **spread}
 
 
 def find(rows: list[Row], **wanted: object) -> Row | None:
@@ -26,7 +44,7 @@ def find(rows: list[Row], **wanted: object) -> Row | None:
 
 
 def shown(row: Row | None) -> str:
-    """A ratio with its quartiles; one that misses its aim says so in words."""
+    """A ratio with its spread; one that misses its aim says so in words."""
     if row is None:
         return "–"
     text = f"{row['median']:.2f}"
@@ -107,10 +125,10 @@ def write_between_markers(path: Path, text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("figures", type=Path, help="what speed.py --output wrote")
+    parser.add_argument("figures", type=Path, nargs="+", help="what speed.py --output wrote")
     parser.add_argument("--into", type=Path, help="a page with the markers")
     args = parser.parse_args()
-    text = tables(json.loads(args.figures.read_text())["rows"])
+    text = tables(merged([json.loads(path.read_text())["rows"] for path in args.figures]))
     if args.into:
         write_between_markers(args.into, text)
     else:
