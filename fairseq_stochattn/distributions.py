@@ -30,6 +30,11 @@ def bounded_exp(x: Tensor) -> Tensor:
     return x.clamp(max=MAX_EXPONENT).exp_()
 
 
+def finite_log_softmax(logits: Tensor) -> Tensor:
+    """log softmax over the last axis, a number in cells of −inf too."""
+    return logits.log_softmax(dim=-1).clamp(min=LEAST_SCORE)
+
+
 def log_gamma_1p(x: Tensor) -> Tensor:
     """log Γ(1 + x) for x ≥ 0, to 1e-8: Stirling's series at y = x + 5, shifted back.
 

@@ -17,10 +17,10 @@ from torch.autograd.function import once_differentiable
 
 from fairseq_stochattn.distributions import (
     EULER,
-    LEAST_SCORE,
     MAX_EXPONENT,
     bounded_exp,
     digamma_1p,
+    finite_log_softmax,
     log_gamma_1p,
 )
 
@@ -61,7 +61,7 @@ def infer(given: Given, constants: Constants) -> tuple[Tensor, Tensor, Kept]:
     elif f2 is not None:
         exponential = scores.softmax(dim=-1)  # their logarithms are not wanted
     else:
-        scores = scores.log_softmax(dim=-1).clamp_(min=LEAST_SCORE)
+        scores = finite_log_softmax(scores)
         exponential = scores.exp()
     k = torch.add(exponential, F.softplus(f1), alpha=rho).add_(k_min)
     inverse = k.reciprocal()
@@ -118,8 +118,9 @@ def infer_backward(
         d_f2 = torch.sigmoid(f2).mul_(gamma).div_(mean).mul_(d_mean).mul_(sigma)
         by_gamma = d_mean - d_scores
         d_gamma = by_gamma if d_gamma is None else d_gamma.add_(by_gamma)
-    d_f1 = torch.zeros_like(f1)
-    if d_gamma is not None:
+    if d_gamma is None:
+        d_f1 = torch.zeros_like(f1)
+    else:
         of_psi = digamma_1p(inverse).mul_(d_gamma)
         d_inverse = of_psi if d_inverse is None else d_inverse.add_(of_psi)
         minus_d_k = d_inverse.mul_(inverse).mul_(inverse)

@@ -19,8 +19,8 @@ from fairseq_stochattn.attention.prior import ContextualPrior
 from fairseq_stochattn.attention.stack import AttentionStack, select_layers
 from fairseq_stochattn.attention.upward import HeadMap, PositionMap, UpwardChain, UpwardStates
 from fairseq_stochattn.distributions import (
-    LEAST_SCORE,
     at_least_float,
+    finite_log_softmax,
     weibull_noise,
     weibull_variation,
 )
@@ -67,8 +67,9 @@ def log_scores(logits: Tensor, cells: Cells, normalized: bool) -> Tensor:
     logits = at_least_float(logits)
     if not normalized:
         return logits
-    scores = cells.mask(logits).log_softmax(dim=-1)
-    return scores if cells.blocked is None else scores.clamp(min=LEAST_SCORE)
+    if cells.blocked is None:
+        return logits.log_softmax(dim=-1)
+    return finite_log_softmax(cells.mask(logits))
 
 
 @register_method("babn")
