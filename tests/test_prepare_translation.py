@@ -11,13 +11,16 @@ import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fairseq.data import Dictionary, data_utils
+from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 import commands
 import prepare_multi30k
 import prepare_pairs
 import prepare_tatoeba
+from steps.binary import LINES, write_index
 from steps.errors import PrepError
 from steps.lines import Report, TextFile
 from steps.parallel import map_chunks
@@ -98,6 +101,17 @@ def test_equals_the_shell_pipeline_token_for_token(corpus: Path, tmp_path: Path)
                 assert (ours / name).read_bytes() == (theirs / name).read_bytes()
     assert "@@" in " ".join(decoded(ours, "train", "de"))
     assert "&quot;" in " ".join(decoded(ours, "train", "en")).replace("@@ ", "")
+
+
+@pytest.mark.parametrize("lines", [0, 1, LINES, 2 * LINES + 1])
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+def test_index_is_fairseqs_own(lines: int, dtype: type, tmp_path: Path) -> None:
+    """Byte for byte, also where it is written in several parts and passes 2³¹ bytes."""
+    sizes = np.random.default_rng(lines).integers(1, 1 << 20, lines, dtype=np.int32)
+    write_index(tmp_path / "ours.idx", sizes, dtype)
+    with MMapIndexedDataset.Index.writer(str(tmp_path / "theirs.idx"), dtype) as index:
+        index.write(sizes.tolist())
+    assert (tmp_path / "ours.idx").read_bytes() == (tmp_path / "theirs.idx").read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["spm-unigram", "spm-bpe", "none"])
