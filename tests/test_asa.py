@@ -12,8 +12,9 @@ from torch import Tensor, nn
 import zoo
 from fairseq_stochattn.attention import adversarial
 from fairseq_stochattn.attention.adversarial import AdversarialAttention
+from fairseq_stochattn.attention.cells import Cells, Hidden
 from fairseq_stochattn.attention.doubling import doubled_batch
-from fairseq_stochattn.attention.method import Cells, attend, collect_losses, collecting_losses
+from fairseq_stochattn.attention.method import attend, collect_losses, collecting_losses
 from fairseq_stochattn.criterions.divergence import categorical_kl
 from fairseq_stochattn.export import is_ours
 from fairseq_stochattn.gradients import mask_last_rows, straight_through
@@ -74,9 +75,8 @@ def one_layer() -> tuple[AdversarialAttention, Cells, Tensor]:
         k=noise(4, 2, 6, 8),
         query_input=x,
         key_input=x,
-        key_padding=padding,
         query_padding=padding,
-        blocked=padding[:, None, None, :],
+        hidden=Hidden(padding, padding[:, None, None, :]),
         stack=attention.stack,
         doubled=True,
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 import commands
 import sizes
 import zoo
-from fairseq_stochattn.attention.method import Cells
+from fairseq_stochattn.attention.cells import Cells, Hidden
 from fairseq_stochattn.attention.schedules import parse_schedules
 from fairseq_stochattn.attention.stack import AttentionStack
 from fairseq_stochattn.errors import UsageError
@@ -29,7 +29,8 @@ def method(name: str, layer: int = 0, **flags: object):
 def cells(like: Tensor) -> Cells:
     q = like.new_zeros(*like.shape[:3], 1)
     stack = AttentionStack("encoder", 1, like.size(1), 1)
-    return Cells(q, q.new_zeros(*like.shape[:2], like.size(3), 1), q, q, None, None, None, stack)
+    k = like.new_zeros(*like.shape[:2], like.size(3), 1)
+    return Cells(q, k, q, q, None, Hidden(), stack)
 
 
 def test_schedule_is_linear_between_its_points_and_constant_beyond() -> None:

@@ -12,9 +12,9 @@ import torch
 from fairseq.dataclass import FairseqDataclass
 from torch import Tensor, nn
 
+from fairseq_stochattn.attention.cells import Cells
 from fairseq_stochattn.attention.method import (
     AttentionMethod,
-    Cells,
     Place,
     Schedule,
     register_method,

@@ -17,8 +17,9 @@ import torch
 from fairseq.dataclass import FairseqDataclass
 from torch import Tensor, nn
 
+from fairseq_stochattn.attention.cells import Cells
 from fairseq_stochattn.attention.masking import Masking, checked_share
-from fairseq_stochattn.attention.method import Cells, Place, register_method
+from fairseq_stochattn.attention.method import Place, register_method
 from fairseq_stochattn.distributions import at_least_float, logistic_noise
 from fairseq_stochattn.errors import UsageError, require_not_negative
 from fairseq_stochattn.gradients import reverse_gradient, straight_through

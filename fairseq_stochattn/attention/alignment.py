@@ -14,10 +14,10 @@ import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from torch import Tensor, nn
 
+from fairseq_stochattn.attention.cells import Cells
 from fairseq_stochattn.attention.matching import Tokens, build_matcher
 from fairseq_stochattn.attention.method import (
     AttentionMethod,
-    Cells,
     Place,
     Schedule,
     register_method,

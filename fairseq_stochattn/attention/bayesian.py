@@ -15,7 +15,8 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from torch import Tensor
 
 from fairseq_stochattn.attention.belief import SCORES, log_scores
-from fairseq_stochattn.attention.method import AttentionMethod, Cells, Place, register_method
+from fairseq_stochattn.attention.cells import Cells
+from fairseq_stochattn.attention.method import AttentionMethod, Place, register_method
 from fairseq_stochattn.attention.prior import ContextualPrior
 from fairseq_stochattn.distributions import (
     kl_lognormal,

@@ -14,7 +14,8 @@ import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from torch import Tensor, nn
 
-from fairseq_stochattn.attention.method import AttentionMethod, Cells, Place, register_method
+from fairseq_stochattn.attention.cells import Cells
+from fairseq_stochattn.attention.method import AttentionMethod, Place, register_method
 from fairseq_stochattn.attention.prior import ContextualPrior
 from fairseq_stochattn.attention.stack import AttentionStack, select_layers
 from fairseq_stochattn.attention.upward import HeadMap, PositionMap, UpwardChain, UpwardStates

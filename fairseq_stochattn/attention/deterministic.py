@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fairseq_stochattn.attention.method import AttentionMethod, Cells, register_method
+from fairseq_stochattn.attention.cells import Cells
+from fairseq_stochattn.attention.method import AttentionMethod, register_method
 
 
 @register_method("deterministic")

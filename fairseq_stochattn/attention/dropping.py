@@ -16,7 +16,8 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from torch import Tensor
 
 from fairseq_stochattn.attention.attendout import drop_scores, drop_weights
-from fairseq_stochattn.attention.method import AttentionMethod, Cells, Place, register_method
+from fairseq_stochattn.attention.cells import Cells
+from fairseq_stochattn.attention.method import AttentionMethod, Place, register_method
 from fairseq_stochattn.attention.schedules import parse_schedules
 from fairseq_stochattn.errors import UsageError
 

@@ -16,10 +16,10 @@ import torch
 from fairseq.dataclass import FairseqDataclass
 from torch import Tensor
 
+from fairseq_stochattn.attention.cells import Cells
 from fairseq_stochattn.attention.doubling import nobody_doubles
 from fairseq_stochattn.attention.method import (
     AttentionMethod,
-    Cells,
     Place,
     parse_methods,
     register_method,

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -19,7 +19,7 @@ from fairseq.dataclass import FairseqDataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_stochattn.attention.doubling import batch_is_doubled
+from fairseq_stochattn.attention.cells import Cells
 from fairseq_stochattn.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,89 +48,6 @@ class Place:
     @property
     def num_layers(self) -> int:
         return self.stack.num_layers
-
-
-@dataclass
-class Cells:
-    """What a method may know about the logits it is handed. A cell is one (query, key) pair.
-
-    The logits a method sees are finite everywhere; cells that must not be attended are masked
-    after the last method, so no method can make padding or the future visible.
-    """
-
-    q: Tensor  # (B, H, T, d), not scaled: 1/√d belongs to the logits
-    k: Tensor  # (B, H, S, d)
-    query_input: Tensor  # (T, B, C): what W_Q was applied to
-    key_input: Tensor | None  # (S, B, C): what W_K was applied to; None where keys are cached
-    key_padding: Tensor | None  # (B, S), True at padding
-    query_padding: Tensor | None  # (B, T), True at padding; None where unknown or none
-    blocked: Tensor | None  # (B|1, 1, T|1, S), True where the query must not see the key
-    stack: AttentionStack
-    doubled: bool = field(default_factory=batch_is_doubled)  # the second half is under attack
-    _valid: Tensor | None = field(default=None, repr=False)
-    _barrier: Tensor | None = field(default=None, repr=False)
-
-    @property
-    def valid(self) -> Tensor:
-        """(B, 1, T, S): key no padding, query no padding, allowed by the causal mask.
-
-        These are the cells that count; of a doubled batch those of the clean half.
-        """
-        if self._valid is None:
-            batch, _, targets, _ = self.q.shape
-            shape = (batch, 1, targets, self.k.size(2))
-            valid = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.q.device)
-            if self.blocked is not None:
-                valid = valid & ~self.blocked
-            if self.key_padding is not None:
-                valid = valid & ~self.key_padding[:, None, None, :]
-            if self.query_padding is not None:
-                valid = valid & ~self.query_padding[:, None, :, None]
-            if self.doubled:
-                clean = torch.arange(batch, device=valid.device) < batch // 2
-                valid = valid & clean[:, None, None, None]
-            self._valid = valid.expand(shape)
-        return self._valid
-
-    def clean(self) -> Cells:
-        """The rows that count: all, or the first half of a doubled batch."""
-        return self._rows(slice(0, self.q.size(0) // 2)) if self.doubled else self
-
-    def attacked(self) -> Cells:
-        """The second half of a doubled batch."""
-        return self._rows(slice(self.q.size(0) // 2, None))
-
-    def _rows(self, rows: slice) -> Cells:
-        def of(x: Tensor | None) -> Tensor | None:
-            return x if x is None or x.size(0) == 1 else x[rows]  # (1, …) is one for all
-
-        return replace(
-            self,
-            q=self.q[rows],
-            k=self.k[rows],
-            query_input=self.query_input[:, rows],
-            key_input=None if self.key_input is None else self.key_input[:, rows],
-            key_padding=of(self.key_padding),
-            query_padding=of(self.query_padding),
-            blocked=of(self.blocked),
-            doubled=False,
-            _valid=None,
-            _barrier=None,
-        )
-
-    def mask(self, logits: Tensor) -> Tensor:
-        """The logits with −inf where the query must not see the key."""
-        if self.blocked is None:
-            return logits
-        # Faster than to fill by a mask, forth and back: its gradient is the identity.
-        return logits + self.barrier(logits)
-
-    def barrier(self, logits: Tensor) -> Tensor:
-        """(B|1, 1, T|1, S): −inf where the query must not see the key, 0 elsewhere."""
-        if self._barrier is None or self._barrier.dtype != logits.dtype:
-            zeros = torch.zeros_like(self.blocked, dtype=logits.dtype)
-            self._barrier = zeros.masked_fill_(self.blocked, float("-inf"))
-        return self._barrier
 
 
 @dataclass(frozen=True)
@@ -372,7 +289,7 @@ def attend(logits: Tensor, cells: Cells, methods: MethodDict) -> Tensor:
         masked = logits
     elif logits is product and all(method.stateless for method in methods.values()):
         # Nobody kept the product QKᵀ and its backward does not need it: mask it in place.
-        masked = logits.add_(cells.barrier(logits))
+        masked = logits.add_(cells.hidden.barrier(logits.dtype))
     else:
         masked = cells.mask(logits)
     precision = torch.promote_types(masked.dtype, torch.float32)

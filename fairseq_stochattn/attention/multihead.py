@@ -12,7 +12,8 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
-from fairseq_stochattn.attention.method import Cells, MethodDict, attend, attend_fused
+from fairseq_stochattn.attention.cells import Cells, Hidden, Remembered
+from fairseq_stochattn.attention.method import MethodDict, attend, attend_fused
 from fairseq_stochattn.attention.stack import AttentionStack
 from fairseq_stochattn.attention.watching import Heads, ShowsHeads
 from fairseq_stochattn.errors import UsageError
@@ -28,6 +29,7 @@ class StochasticMultiheadAttention(ShowsHeads, MultiheadAttention):
 
     stack: AttentionStack
     attention_methods: MethodDict
+    hidden: Remembered[Tensor | None, Hidden]
 
     @classmethod
     def adopt(cls, attention: MultiheadAttention) -> StochasticMultiheadAttention:
@@ -42,6 +44,7 @@ class StochasticMultiheadAttention(ShowsHeads, MultiheadAttention):
                 "xFormers never shows the logits; leave the flag out"
             )
         attention.__class__ = cls
+        attention.hidden = Remembered(behind_padding)
         return attention  # type: ignore[return-value]
 
     def sizes(self) -> dict[str, int]:
@@ -91,16 +94,18 @@ class StochasticMultiheadAttention(ShowsHeads, MultiheadAttention):
         # (T, B', beams, H, d) → (B', H, beams, T, d) → (B', H, R, d)
         q = q.view(targets, sources, beams, heads, head_dim).permute(1, 3, 2, 0, 4)
         q = q.reshape(sources, heads, beams * targets, head_dim)
-        blocked, bias = self._masks(key_padding_mask, attn_mask)
+        if attn_mask is None:
+            hidden, bias = self.hidden(key_padding_mask), None
+        else:
+            hidden, bias = behind_masks(key_padding_mask, attn_mask)
         query_padding = self.stack.query_padding
         cells = Cells(
             q=q,
             k=k,
             query_input=query,
             key_input=key,
-            key_padding=None if key_padding_mask is None else key_padding_mask.bool(),
             query_padding=query_padding if beams == 1 else None,
-            blocked=blocked,
+            hidden=hidden,
             stack=self.stack,
         )
         asked = need_weights or need_head_weights or before_softmax
@@ -190,28 +195,34 @@ class StochasticMultiheadAttention(ShowsHeads, MultiheadAttention):
         )
         return k, v, padding
 
-    @staticmethod
-    def _masks(
-        key_padding_mask: Tensor | None, attn_mask: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """(B|1, 1, T|1, S) True where a query must not see a key, and the finite part of a mask.
 
-        A row in which everything would be blocked is opened instead: its output is never used,
-        and a softmax over nothing would be NaN. The check has no head axis, so it costs nothing.
-        """
-        blocked, bias = None, None
-        if key_padding_mask is not None:
-            blocked = key_padding_mask.bool()[:, None, None, :]
-        if attn_mask is not None:
-            never = attn_mask.bool()
-            if attn_mask.is_floating_point():
-                never = attn_mask <= _NEVER
-                bias = attn_mask.masked_fill(never, 0.0)
-            blocked = never if blocked is None else blocked | never
-            blocked = blocked.view(-1, 1, *never.shape[-2:])
-        if blocked is not None:
-            blocked = blocked & ~blocked.all(dim=-1, keepdim=True)
-        return blocked, bias
+def behind_padding(mask: Tensor | None) -> Hidden:
+    """What a padding mask (B, S) hides: nothing, or those keys from every query."""
+    if mask is None:
+        return Hidden()
+    padding = mask.bool()
+    return Hidden(padding, opened(padding[:, None, None, :]))
+
+
+def behind_masks(
+    key_padding_mask: Tensor | None, attn_mask: Tensor
+) -> tuple[Hidden, Tensor | None]:
+    """What both hide, and the finite part of ``attn_mask`` (T, S)."""
+    bias, never = None, attn_mask.bool()
+    if attn_mask.is_floating_point():
+        never = attn_mask <= _NEVER
+        bias = attn_mask.masked_fill(never, 0.0)
+    padding, blocked = None, never
+    if key_padding_mask is not None:
+        padding = key_padding_mask.bool()
+        blocked = padding[:, None, None, :] | never
+    return Hidden(padding, opened(blocked.view(-1, 1, *never.shape[-2:]))), bias
+
+
+def opened(blocked: Tensor) -> Tensor:
+    """A row in which everything would be blocked is opened: its output is never used, and a softmax
+    over nothing would be NaN. There is no head axis here, so this costs nothing."""
+    return blocked & ~blocked.all(dim=-1, keepdim=True)
 
 
 # Both of these are up to a third faster with three axes than torch's own way with four, which shows

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_stochattn.attention.method import Cells
+from fairseq_stochattn.attention.cells import Cells
 from fairseq_stochattn.distributions import MIN_ALPHA, at_least_float
 
 

@@ -10,7 +10,8 @@ import torch
 from fairseq.models.lstm import AttentionLayer
 from torch import Tensor
 
-from fairseq_stochattn.attention.method import Cells, MethodDict, attend
+from fairseq_stochattn.attention.cells import Cells, Hidden, Remembered
+from fairseq_stochattn.attention.method import MethodDict, attend
 from fairseq_stochattn.attention.stack import AttentionStack
 from fairseq_stochattn.attention.watching import Heads, ShowsHeads
 
@@ -20,11 +21,13 @@ class StochasticAttentionLayer(ShowsHeads, AttentionLayer):
 
     stack: AttentionStack
     attention_methods: MethodDict
+    hidden: Remembered[Tensor | None, Hidden]
 
     @classmethod
     def adopt(cls, attention: AttentionLayer) -> StochasticAttentionLayer:
         """Turn a plain attention layer into ours, in place (see the multi-head counterpart)."""
         attention.__class__ = cls
+        attention.hidden = Remembered(behind_padding)
         return attention  # type: ignore[return-value]
 
     def sizes(self) -> dict[str, int]:
@@ -45,15 +48,13 @@ class StochasticAttentionLayer(ShowsHeads, AttentionLayer):
         q = self.input_proj(input).unsqueeze(1)  # (B, 1, C)
         k = source_hids.transpose(0, 1)  # (B, S, C)
         logits = torch.bmm(q, k.transpose(1, 2)).unsqueeze(1)  # (B, 1, 1, S)
-        padding = None if encoder_padding_mask is None else encoder_padding_mask.t()
         cells = Cells(
             q=q.unsqueeze(1),
             k=k.unsqueeze(1),
             query_input=input.unsqueeze(0),
             key_input=source_hids,
-            key_padding=padding,
             query_padding=self.stack.next_query_padding(),
-            blocked=None if padding is None else padding[:, None, None, :],
+            hidden=self.hidden(encoder_padding_mask),
             stack=self.stack,
         )
         weights = attend(logits, cells, self.attention_methods).squeeze(1)  # (B, 1, S), fp32
@@ -64,3 +65,8 @@ class StochasticAttentionLayer(ShowsHeads, AttentionLayer):
             self.show(Heads(weights.unsqueeze(1), outputs, cells.query_padding))
         x = torch.tanh(self.output_proj(torch.cat((context, input), dim=1)))
         return x, weights.squeeze(1).t().type_as(x)  # weights: (S, B)
+
+
+def behind_padding(mask: Tensor | None) -> Hidden:
+    """What a padding mask (S, B) hides: nothing, or those keys from every query."""
+    return Hidden() if mask is None else Hidden(mask.t(), mask.t()[:, None, None, :])

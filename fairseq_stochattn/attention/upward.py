@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_stochattn.attention.method import Cells
+from fairseq_stochattn.attention.cells import Cells, Hidden, Remembered
 
 INIT_STD = 0.02
 
@@ -69,9 +69,12 @@ class Alignment:
     sentence of its batch. The indices are None where nothing has to move.
     """
 
-    def __init__(self, key_padding: Tensor | None) -> None:
+    def __init__(self, hidden: Hidden) -> None:
+        self.hidden = hidden
         self.forth: Tensor | None = None  # (B, 1, 1, S): where each aligned key is
         self.back: Tensor | None = None  # (B, 1, 1, S): where each key is, aligned
+        self._seen: Tensor | None = None
+        key_padding = hidden.key_padding
         if key_padding is None or not bool(key_padding[:, 0].any()):
             return
         offsets = key_padding.long().cumprod(dim=1).sum(dim=1).view(-1, 1, 1, 1)
@@ -82,6 +85,14 @@ class Alignment:
     def align(self, x: Tensor) -> Tensor:
         """x (B|1, h, t, S)."""
         return x if self.forth is None else permuted(x, self.forth, self.back)
+
+    def seen(self, dtype: torch.dtype) -> Tensor | None:
+        """(B|1, 1, T|1, S): 1 where a query may see the aligned key, else 0; None if everywhere."""
+        if self.hidden.blocked is None:
+            return None
+        if self._seen is None or self._seen.dtype != dtype:
+            self._seen = (~self.align(self.hidden.blocked)).to(dtype)
+        return self._seen
 
     def restore(self, x: Tensor) -> Tensor:
         return x if self.back is None else permuted(x, self.back, self.forth)
@@ -121,15 +132,14 @@ class UpwardChain(nn.Module):
         super().__init__()
         self.f3 = nn.ModuleList(f3)  # one, or one a layer, that of layer 1 first
         self.layers = layers
+        self.aligned = Remembered(Alignment)
 
     def forward(self, first_logits: Tensor, cells: Cells) -> UpwardStates:
         """Everything from Φ¹ (B, H, T, S): hidden cells that must not be seen are 0 at every step,
         so that padding and the future mix into nothing."""
-        alignment = Alignment(cells.key_padding)
+        alignment = self.aligned(cells.hidden)
         h = alignment.align(cells.mask(first_logits).softmax(dim=-1))
-        seen = None
-        if cells.blocked is not None:
-            seen = (~alignment.align(cells.blocked)).to(h.dtype)
+        seen = alignment.seen(h.dtype)
         states: dict[int, Tensor] = {}
         for index in reversed(range(len(self.layers))):
             (mixed,) = self.f3[index if len(self.f3) > 1 else 0](h)
