@@ -60,6 +60,20 @@ class Hidden:
         return Hidden(of(self.key_padding), of(self.blocked))
 
 
+def behind_padding(mask: Tensor | None) -> Hidden:
+    """What a padding mask (B, S) hides: nothing, or those keys from every query."""
+    if mask is None:
+        return Hidden()
+    padding = mask.bool()
+    return Hidden(padding, opened(padding[:, None, None, :]))
+
+
+def opened(blocked: Tensor) -> Tensor:
+    """A row in which everything would be blocked is opened: its output is never used, and a softmax
+    over nothing would be NaN. There is no head axis here, so this costs nothing."""
+    return blocked & ~blocked.all(dim=-1, keepdim=True)
+
+
 @dataclass
 class Cells:
     """What a method may know about the logits it is handed.

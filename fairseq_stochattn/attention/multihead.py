@@ -12,7 +12,7 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
-from fairseq_stochattn.attention.cells import Cells, Hidden, Remembered
+from fairseq_stochattn.attention.cells import Cells, Hidden, Remembered, behind_padding, opened
 from fairseq_stochattn.attention.method import MethodDict, attend, attend_fused
 from fairseq_stochattn.attention.stack import AttentionStack
 from fairseq_stochattn.attention.watching import Heads, ShowsHeads
@@ -196,14 +196,6 @@ class StochasticMultiheadAttention(ShowsHeads, MultiheadAttention):
         return k, v, padding
 
 
-def behind_padding(mask: Tensor | None) -> Hidden:
-    """What a padding mask (B, S) hides: nothing, or those keys from every query."""
-    if mask is None:
-        return Hidden()
-    padding = mask.bool()
-    return Hidden(padding, opened(padding[:, None, None, :]))
-
-
 def behind_masks(
     key_padding_mask: Tensor | None, attn_mask: Tensor
 ) -> tuple[Hidden, Tensor | None]:
@@ -217,12 +209,6 @@ def behind_masks(
         padding = key_padding_mask.bool()
         blocked = padding[:, None, None, :] | never
     return Hidden(padding, opened(blocked.view(-1, 1, *never.shape[-2:]))), bias
-
-
-def opened(blocked: Tensor) -> Tensor:
-    """A row in which everything would be blocked is opened: its output is never used, and a softmax
-    over nothing would be NaN. There is no head axis here, so this costs nothing."""
-    return blocked & ~blocked.all(dim=-1, keepdim=True)
 
 
 # Both of these are up to a third faster with three axes than torch's own way with four, which shows

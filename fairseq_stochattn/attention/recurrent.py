@@ -10,7 +10,7 @@ import torch
 from fairseq.models.lstm import AttentionLayer
 from torch import Tensor
 
-from fairseq_stochattn.attention.cells import Cells, Hidden, Remembered
+from fairseq_stochattn.attention.cells import Cells, Hidden, Remembered, behind_padding
 from fairseq_stochattn.attention.method import MethodDict, attend
 from fairseq_stochattn.attention.stack import AttentionStack
 from fairseq_stochattn.attention.watching import Heads, ShowsHeads
@@ -27,7 +27,7 @@ class StochasticAttentionLayer(ShowsHeads, AttentionLayer):
     def adopt(cls, attention: AttentionLayer) -> StochasticAttentionLayer:
         """Turn a plain attention layer into ours, in place (see the multi-head counterpart)."""
         attention.__class__ = cls
-        attention.hidden = Remembered(behind_padding)
+        attention.hidden = Remembered(behind_columns)
         return attention  # type: ignore[return-value]
 
     def sizes(self) -> dict[str, int]:
@@ -67,6 +67,6 @@ class StochasticAttentionLayer(ShowsHeads, AttentionLayer):
         return x, weights.squeeze(1).t().type_as(x)  # weights: (S, B)
 
 
-def behind_padding(mask: Tensor | None) -> Hidden:
-    """What a padding mask (S, B) hides: nothing, or those keys from every query."""
-    return Hidden() if mask is None else Hidden(mask.t(), mask.t()[:, None, None, :])
+def behind_columns(mask: Tensor | None) -> Hidden:
+    """What a padding mask hides that has sentences as columns, (S, B)."""
+    return behind_padding(None if mask is None else mask.t())
