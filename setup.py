@@ -10,14 +10,22 @@ VERSION = re.search(
     r'__version__ = "(.+?)"', (ROOT / "fairseq_stochattn" / "__init__.py").read_text()
 ).group(1)
 
+# The scripts of data-prep/ are installed inside the package, for stochattn-prepare.
+DATA_PREP = {
+    "fairseq_stochattn.data_prep": "data-prep",
+    "fairseq_stochattn.data_prep.steps": "data-prep/steps",
+    "fairseq_stochattn.data_prep.numbers_corpus": "data-prep/numbers_corpus",
+}
+
 setup(
     name="fairseq_stochattn",
     version=VERSION,
-    description="Stochastic and regularised attention for fairseq's sequence models",
+    description="Stochastic and regularised attention for sequence models: fairseq and torch",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
-    packages=find_packages(include=["fairseq_stochattn", "fairseq_stochattn.*"]),
+    packages=[*find_packages(include=["fairseq_stochattn", "fairseq_stochattn.*"]), *DATA_PREP],
+    package_dir=DATA_PREP,
     package_data={"fairseq_stochattn.analysis": ["page.css"]},
     python_requires=">=3.10",
     install_requires=[
@@ -34,19 +42,26 @@ setup(
         "data": ["sacremoses>=0.1", "subword-nmt>=0.3.8", "tokenizers>=0.20", "syntok>=1.4.4"],
         "analysis": ["scipy>=1.11", "scikit-learn>=1.3", "matplotlib>=3.8"],
         "pretrained": ["safetensors>=0.4", "tokenizers>=0.20"],
-        "dev": ["pytest>=8", "pytest-xdist>=3.6", "ruff>=0.6", "POT>=0.9.4", "transformers>=4.40"],
+        "dev": [
+            *("pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.6"),
+            *("POT>=0.9.4", "transformers>=4.40"),
+        ],
     },
     entry_points={
         "console_scripts": [
-            "stochattn-export = fairseq_stochattn.cli:export_main",
-            "stochattn-import = fairseq_stochattn.cli:import_main",
-            "stochattn-methods = fairseq_stochattn.cli:methods_main",
-            "stochattn-generate = fairseq_stochattn.generate:main",
-            "stochattn-evaluate = fairseq_stochattn.analysis.evaluate_command:main",
-            "stochattn-heads = fairseq_stochattn.analysis.heads_command:main",
-            "stochattn-plot = fairseq_stochattn.analysis.plot_command:main",
-            "stochattn-predict = fairseq_stochattn.predict:main",
-            "stochattn-report = fairseq_stochattn.analysis.report_command:main",
+            f"stochattn-{name} = fairseq_stochattn.commands.{module}:main"
+            for name, module in {
+                "evaluate": "evaluate",
+                "export": "export",
+                "generate": "generate",
+                "heads": "heads",
+                "import": "import_model",
+                "methods": "methods",
+                "plot": "plot",
+                "predict": "predict",
+                "prepare": "prepare",
+                "report": "report",
+            }.items()
         ],
     },
     classifiers=[

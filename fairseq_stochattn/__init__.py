@@ -1,25 +1,56 @@
-"""Stochastic and regularised attention for fairseq: ``--user-dir fairseq_stochattn``.
+"""Stochastic and regularised attention for sequence models.
 
-Importing the package registers its methods, archs, tasks, criterions and optimizers, lets
-checkpoints be loaded without executing code from them, and mends what current versions broke in
-fairseq.
+    import fairseq_stochattn as sa
+    sa.convert(model, sa.BABN())                # torch models
+    fairseq-train … --user-dir fairseq_stochattn --arch transformer_babn
+
+Importing the package loads neither torch nor fairseq. ``--user-dir`` imports ``models`` and
+``tasks``, which register everything with fairseq; ``import fairseq_stochattn.models`` does too.
 """
 
-import logging
+from __future__ import annotations
 
-# On import fairseq's speech task advises to install a package that nothing here uses.
+import logging
+from importlib import import_module
+from typing import Any
+
+# On import, fairseq's speech task advises to install a package that nothing here uses.
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
-from fairseq_stochattn import compat  # noqa: E402
-
-compat.load_checkpoints_safely()
-compat.restore_numpy_alias()
-compat.keep_last_batch()
-compat.mend_sentence_ranking()
-compat.show_optimizers_the_model()
-compat.show_criterions_the_model()
-
-from fairseq_stochattn import attention, criterions, models, optim, tasks  # noqa: E402
-
 __version__ = "0.1.0"
-__all__ = ["attention", "criterions", "models", "optim", "tasks"]
+
+# Public name → the module that defines it; imported on first use.
+_PUBLIC = {
+    "convert": "integrations.convert",
+    "revert": "integrations.convert",
+    "collect_losses": "integrations.training",
+    "paired_forward": "integrations.training",
+    "divergence": "integrations.training",
+    "sample": "uncertainty.sampling",
+    "Draws": "uncertainty.sampling",
+    "Repulsive": "methods.repulsive",
+    "Deterministic": "methods.deterministic",
+    "BABN": "methods.babn",
+    "BAM": "methods.bam",
+    "Alignment": "methods.alignment",
+    "ASA": "methods.asa",
+    "Bernoulli": "methods.bernoulli",
+    "Scheduled": "methods.scheduled",
+    "Magnitude": "methods.magnitude",
+    "AttendOut": "methods.attendout",
+    "CellDropout": "methods.cell_dropout",
+    "LayerDrop": "methods.layerdrop",
+}
+__all__ = [*_PUBLIC, "uncertainty"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "uncertainty":  # a package that is also a function
+        return import_module(f"{__name__}.uncertainty")
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,1 +1,1 @@
-"""What trained models do: measures, tables and pictures. Nothing here is needed for training."""
+"""Measures, tables and figures for trained models. Training does not need this package."""

@@ -1,4 +1,7 @@
-"""Heat maps of attention: mean and std/mean of every query-key pair, tokens on the axes."""
+"""Heat maps of attention: mean and std/mean of the weight of every (query, key) pair.
+
+The site of an attention module is encoder (self-attention), decoder (self-attention) or cross.
+"""
 
 from __future__ import annotations
 
@@ -8,58 +11,49 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fairseq_stochattn.analysis.evaluation import Evaluation
-from fairseq_stochattn.analysis.sentences import Sentence
-from fairseq_stochattn.analysis.weights import find_attention, sample_weights
-from fairseq_stochattn.errors import UsageError
-from fairseq_stochattn.heads import select_heads
-from fairseq_stochattn.sampling import is_random
+from ..core.errors import InputError
+from ..core.heads import select_heads
+from ..core.selection import parse_heads
+from ..uncertainty.sampling import is_random
+from .evaluation import Evaluation
+from .sentences import Sentence
+from .weights import find_attention, sample_weights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_CELL = 0.31  # inches, room for two digits
-_LETTER = 0.085  # inches
-_LONGEST = 18  # letters of a token that are shown
-_DIGITS_UP_TO = 40  # tokens of a side up to which cells have their numbers
-# Ink on a cell stays as it is on dark pages, where pure black would be turned.
+_SQUARE_SIDE = 0.31  # inches per (query, key) pair, large enough for a number of two digits
+_LETTER_WIDTH = 0.085  # inches
+_LONGEST_TOKEN = 18  # longer tokens are cut to this many letters
+_DIGITS_UP_TO = 40  # maps with more queries or keys than this show no numbers
+# Not pure black: ``svg.inline_svg`` replaces black by the text colour of the page, but these
+# numbers are printed on coloured squares.
 _DARK_INK, _LIGHT_INK = "#010101", "#ffffff"
 
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """One head (or the mean of the heads) on one sentence."""
+    """The weights of one head, or their mean over all heads, for one sentence."""
 
     title: str
     site: str
     queries: list[str]
     keys: list[str]
     mean: np.ndarray  # (T, S)
-    ratio: np.ndarray | None  # (T, S); None where the attention is not random
-    of: str  # what the ratio is of: the weight, or S
+    ratio: np.ndarray | None  # (T, S): std/mean; None if the attention is not random
+    # The variable whose std/mean is ``ratio``: "the weight", or "S", the weight before
+    # normalisation.
+    of: str
 
     def size(self) -> tuple[float, float]:
-        """Inches that one panel needs for its cells and tokens."""
-        wide, high = (
-            _LETTER * min(_LONGEST, max(map(len, tokens))) for tokens in (self.queries, self.keys)
+        """Width and height in inches of one panel, including its token labels."""
+        query_label, key_label = (
+            _LETTER_WIDTH * min(_LONGEST_TOKEN, max(map(len, tokens)))
+            for tokens in (self.queries, self.keys)
         )
-        width = _CELL * max(4, len(self.keys)) + wide + 1.4
-        return max(3.2, width), _CELL * max(3, len(self.queries)) + high + 1.4
-
-
-def choose_heads(spec: str, count: int) -> list[int]:
-    """``all | 0,2`` → heads of a module."""
-    if spec.strip() == "all":
-        return list(range(count))
-    try:
-        heads = sorted({int(part) for part in spec.split(",")})
-    except ValueError:
-        raise UsageError(f"--heads: '{spec}' is neither all nor numbers such as 0,2") from None
-    for head in heads:
-        if not 0 <= head < count:
-            raise UsageError(f"--heads: there is no head {head}, only 0 to {count - 1}")
-    return heads
+        width = _SQUARE_SIDE * max(4, len(self.keys)) + query_label + 1.4
+        return max(3.2, width), _SQUARE_SIDE * max(3, len(self.queries)) + key_label + 1.4
 
 
 def attention_maps(
@@ -71,20 +65,27 @@ def attention_maps(
     samples: int = 20,
     unnormalised: bool = False,
 ) -> list[AttentionMap]:
-    """The maps of a sentence; without sites those of cross-attention, or of what there is."""
+    """The maps for a sentence, one per selected site, layer and head.
+
+    If ``sites`` is None, the cross-attention is drawn, or the first site if the model has no
+    cross-attention. ``heads`` is ``mean`` for the mean over heads, or a selection in the format of
+    ``parse_heads``.
+    """
     groups = find_attention(evaluation.model)
     if sites is None:
         present = [group.site for group in groups]
         sites = "cross" if "cross" in present else present[0]
-    groups = select_heads(groups, sites, layers, flag="-")
+    groups = select_heads(groups, sites, layers, names=("--sites", "--layers"))
     random = is_random(evaluation.model)
     if unnormalised and (heads == "mean" or not random):
-        cause = "of single heads: --heads all or 0,2" if random else "of random attention"
-        raise UsageError(f"--unnormalised is {cause}")
+        needed = "single heads: add --heads all or 0,2" if random else "random attention"
+        raise InputError(f"--unnormalised needs {needed}")
     chosen = {
-        group.name: choose_heads(heads, group.num_heads) for group in groups if heads != "mean"
+        group.name: parse_heads(heads, group.num_heads, name="--heads")
+        for group in groups
+        if heads != "mean"
     }
-    found = []
+    maps = []
     for group, drawn in zip(
         groups, sample_weights(evaluation.model, sentence, groups, samples), strict=True
     ):
@@ -96,7 +97,7 @@ def attention_maps(
             rows = [(head, f"head {head}") for head in chosen[group.name]]
         mean = drawn.mean().numpy()
         ratio = drawn.ratio(unnormalised).numpy() if random else None
-        found += [
+        maps += [
             AttentionMap(
                 title=f"{place}, {name}",
                 site=group.site,
@@ -108,53 +109,60 @@ def attention_maps(
             )
             for head, name in rows
         ]
-    return found
+    return maps
 
 
 def attention_figure(maps: Sequence[AttentionMap], title: str) -> Figure:
-    """A row for every map: its mean, and beside it std/mean."""
+    """A figure with one row per map: the mean weights on the left, std/mean on the right."""
     from matplotlib.figure import Figure
 
     columns = 1 if maps[0].ratio is None else 2
-    sizes = [one.size() for one in maps]
+    sizes = [heatmap.size() for heatmap in maps]
     heights = [height for _, height in sizes]
     size = (columns * max(width for width, _ in sizes), sum(heights) + 0.4)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(maps), columns, squeeze=False, height_ratios=heights)
-    for one, row in zip(maps, axes, strict=True):
-        draw_mean(row[0], one)
-        if one.ratio is not None:
-            draw_ratio(row[1], one)
+    for heatmap, row in zip(maps, axes, strict=True):
+        draw_mean(row[0], heatmap)
+        if heatmap.ratio is not None:
+            draw_ratio(row[1], heatmap)
     figure.suptitle(title)
     return figure
 
 
-def draw_mean(ax: Axes, one: AttentionMap) -> None:
-    seen = np.where(one.mean > 0, one.mean, np.nan)
-    _draw(ax, one, seen, "mean weight", "cividis")
+def draw_mean(ax: Axes, heatmap: AttentionMap) -> None:
+    """Draw the mean weights. The squares of pairs with weight 0 stay empty."""
+    visible = np.where(heatmap.mean > 0, heatmap.mean, np.nan)
+    _draw(ax, heatmap, visible, "mean weight", "cividis")
 
 
-def draw_ratio(ax: Axes, one: AttentionMap) -> None:
-    _draw(ax, one, one.ratio, f"std/mean of {one.of}", "inferno")
+def draw_ratio(ax: Axes, heatmap: AttentionMap) -> None:
+    """Draw std/mean of the weights, or of S."""
+    _draw(ax, heatmap, heatmap.ratio, f"std/mean of {heatmap.of}", "inferno")
 
 
-def _draw(ax: Axes, one: AttentionMap, grid: np.ndarray, what: str, colours: str) -> None:
-    """Cells that the query never sees stay empty."""
+def _draw(ax: Axes, heatmap: AttentionMap, grid: np.ndarray, what: str, colours: str) -> None:
+    """Draw a grid (T, S) with the tokens on both axes. The squares of NaN values stay empty."""
     top = max(np.nanmax(grid, initial=0.0), 1e-9)
     image = ax.imshow(grid, cmap=colours, vmin=0, vmax=top, aspect="equal")
-    ax.set_xticks(range(len(one.keys)), map(_shown, one.keys), rotation=90, fontsize=8)
-    ax.set_yticks(range(len(one.queries)), map(_shown, one.queries), fontsize=8)
+    ax.set_xticks(
+        range(len(heatmap.keys)),
+        map(_tick_label, heatmap.keys),
+        rotation=90,
+        fontsize=8,
+    )
+    ax.set_yticks(range(len(heatmap.queries)), map(_tick_label, heatmap.queries), fontsize=8)
     ax.tick_params(length=0)
-    ax.set_xlabel("key: token read" if one.site == "decoder" else "key")
-    ax.set_ylabel("query" if one.site == "encoder" else "query: token to write")
-    place = one.title.replace(", layer", "\nlayer")
+    ax.set_xlabel("key: token read" if heatmap.site == "decoder" else "key")
+    ax.set_ylabel("query" if heatmap.site == "encoder" else "query: token to write")
+    place = heatmap.title.replace(", layer", "\nlayer")
     ax.set_title(f"{place}\n{what}")
     for spine in ax.spines.values():
         spine.set_visible(False)
     if max(grid.shape) <= _DIGITS_UP_TO:
         for (row, column), value in np.ndenumerate(grid):
             if np.isfinite(value):
-                # Both colour scales run from dark to light.
+                # Both colour scales start dark and end light.
                 ink = _LIGHT_INK if value < 0.55 * top else _DARK_INK
                 text = _number(value)
                 ax.text(column, row, text, ha="center", va="center", size=6, color=ink)
@@ -162,11 +170,12 @@ def _draw(ax: Axes, one: AttentionMap, grid: np.ndarray, what: str, colours: str
 
 
 def _number(value: float) -> str:
-    """Two digits: .07, .4, 1.3."""
+    """The number with at most three characters, such as .07, .40 or 1.3."""
     return f"{value:.2f}".removeprefix("0") if value < 0.995 else f"{value:.1f}"
 
 
-def _shown(token: str) -> str:
-    # A dollar would begin a formula.
-    short = token if len(token) <= _LONGEST else f"{token[: _LONGEST - 1]}…"
+def _tick_label(token: str) -> str:
+    """The token, shortened if it is too long."""
+    short = token if len(token) <= _LONGEST_TOKEN else f"{token[: _LONGEST_TOKEN - 1]}…"
+    # matplotlib would read the text between two dollar signs as a formula.
     return short.replace("$", r"\$")

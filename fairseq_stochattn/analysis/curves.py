@@ -1,7 +1,9 @@
-"""A training over its updates: every named loss, and what is told of every layer.
+"""Curves over the updates of a training run: every named loss, and quantities per layer.
 
-The latter is the masked share of adversarial self-attention (Wu et al. 2022, Fig. 5), the dropout
-probability of AttendOut (Wu et al. 2021, Fig. 3), or the MMD of alignment attention.
+Quantities per layer are the masked share of adversarial self-attention (Wu et al. 2022, Fig. 5),
+the dropout probability of AttendOut (Wu et al. 2021, Fig. 3), and the squared MMD (maximum mean
+discrepancy) between keys and queries of alignment attention. The site of a layer is encoder,
+decoder or cross.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fairseq_stochattn.analysis.drawing import COLOURS, label_ends, look, panels
-from fairseq_stochattn.analysis.training_log import Series, TrainingLog
-from fairseq_stochattn.errors import UsageError
+from ..core.errors import InputError
+from .drawing import COLOURS, label_ends, line_style, panels
+from .training_log import Series, TrainingLog
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,25 +23,26 @@ if TYPE_CHECKING:
 LAYER_TITLES = {
     "masked_share": "masked share",
     "drop": "dropout probability",
-    "mmd": "squared MMD of keys and queries",
+    "mmd": "squared MMD of keys and queries",  # in older logs
+    "mmd_sigma1": "squared MMD of keys and queries",
 }
 
 
 def choose_curves(log: TrainingLog, names: Sequence[str] = ()) -> list[str]:
-    """The named series, or every named loss."""
+    """The given names, or every named loss if there are none. Raises if the log lacks a name."""
     for name in names:
         if name not in log.names():
-            raise UsageError(f"--names: the log has no {name} (it has: {', '.join(log.names())})")
-    found = list(names) or log.losses()
-    if not found:
-        raise UsageError(
-            "no figures of a training in the log: fairseq-train writes them with --log-format "
-            "simple or json"
+            raise InputError(f"--names: the log has no {name} (it has: {', '.join(log.names())})")
+    chosen = list(names) or log.losses()
+    if not chosen:
+        raise InputError(
+            "the log has no training statistics: run fairseq-train with --log-format simple or json"
         )
-    return found
+    return chosen
 
 
 def curves_figure(log: TrainingLog, names: Sequence[str], title: str) -> Figure:
+    """A figure with one panel per name."""
     figure, axes = panels(len(names))
     for ax, name in zip(axes, names, strict=True):
         draw_curve(ax, log, name)
@@ -48,39 +51,41 @@ def curves_figure(log: TrainingLog, names: Sequence[str], title: str) -> Figure:
 
 
 def draw_curve(ax: Axes, log: TrainingLog, name: str) -> None:
-    """One quantity: in training a plain line, in validation dashed with markers."""
+    """Draw one quantity: a solid line for training, dashed lines with markers for validation."""
     labels = []
     trained = log.trained(name)
     if trained is not None:
-        few = {"marker": "."} if len(trained.updates) < 3 else {}
-        ax.plot(*trained, color=COLOURS[0], linewidth=1.5, **few)
+        # A line through one or two points is hard to see.
+        marker = {"marker": "."} if len(trained.updates) < 3 else {}
+        ax.plot(*trained, color=COLOURS[0], linewidth=1.5, **marker)
         labels.append((_last(trained), "train", COLOURS[0]))
     for index, part in enumerate(log.validated, start=1):
         series = log.series(part, name)
         if series is not None:
-            style = {**look(index, len(series.updates)), "linestyle": "--"}
+            style = {**line_style(index, len(series.updates)), "linestyle": "--"}
             ax.plot(*series, **style)
             labels.append((_last(series), part, style["color"]))
     _finish(ax, name, labels)
 
 
 def choose_layers(log: TrainingLog, names: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """(quantity, site) of everything that is told for every layer."""
+    """The (quantity, site) pairs that were logged per layer, limited to ``names`` if given."""
     found = log.layers()
     known = sorted({name for name, _ in found})
     for name in names:
         if name not in known:
-            told = ", ".join(known) or "nothing"
-            raise UsageError(f"--names: no {name} of layers in the log (it has: {told})")
+            listed = ", ".join(known) or "nothing"
+            raise InputError(f"--names: the log has no {name} per layer (it has: {listed})")
     if not found:
-        raise UsageError(
-            "the log tells nothing of single layers: methods such as asa and attendout do, and "
+        raise InputError(
+            "the log has no quantities per layer: they are logged by asa, by attendout, and by "
             "alignment with --alignment-log-mmd-layers"
         )
     return [key for key in found if not names or key[0] in names]
 
 
 def layers_figure(log: TrainingLog, chosen: Sequence[tuple[str, str]], title: str) -> Figure:
+    """A figure with one panel per (quantity, site)."""
     figure, axes = panels(len(chosen), (4.4, 3.2))
     for ax, (name, site) in zip(axes, chosen, strict=True):
         draw_layers(ax, log, name, site)
@@ -89,23 +94,25 @@ def layers_figure(log: TrainingLog, chosen: Sequence[tuple[str, str]], title: st
 
 
 def draw_layers(ax: Axes, log: TrainingLog, name: str, site: str) -> None:
-    """One quantity of one site, a line for every layer."""
+    """Draw one quantity for one site, with one line per layer."""
     labels = []
     for layer in log.layers()[name, site]:
         key = f"{name}_{site}_{layer}"
-        found = [log.trained(key), *(log.series(part, key) for part in log.validated)]
-        series = next(filter(None, found))
-        style = look(layer, len(series.updates))
+        candidates = [log.trained(key), *(log.series(part, key) for part in log.validated)]
+        series = next(filter(None, candidates))
+        style = line_style(layer, len(series.updates))
         ax.plot(*series, **style)
         labels.append((_last(series), f"layer {layer}", style["color"]))
     _finish(ax, f"{LAYER_TITLES.get(name, name)}, {site} attention", labels)
 
 
 def _last(series: Series) -> float:
+    """The last finite value of a series, or 0 if it has none."""
     return next((y for y in reversed(series.values) if math.isfinite(y)), 0.0)
 
 
 def _finish(ax: Axes, title: str, labels: Sequence[tuple[float, str, str]]) -> None:
+    """Add the title, the x axis, and the labels (y, text, colour) at the ends of the lines."""
     ax.set_title(title)
     ax.set_xlabel("updates")
     ax.xaxis.get_major_locator().set_params(nbins=5, integer=True)

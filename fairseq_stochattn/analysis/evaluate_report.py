@@ -1,16 +1,20 @@
-"""What stochattn-evaluate found: as JSON, and as a table with a column a checkpoint."""
+"""Formats the results of stochattn-evaluate as JSON and as a table with a column per checkpoint."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairseq_stochattn.analysis.answering import Answered
-from fairseq_stochattn.analysis.translations import RESAMPLES, Difference
-from fairseq_stochattn.analysis.uncertainty import (
+import numpy as np
+
+from ..core.errors import InputError
+from ..tasks.labels import Tagging
+from ..tasks.questions import LabelPredictions, Question
+from ..uncertainty.measures import (
+    Answers,
     auroc,
     by_example,
     cumulative,
@@ -19,50 +23,53 @@ from fairseq_stochattn.analysis.uncertainty import (
     risk_coverage,
     thinned,
 )
-from fairseq_stochattn.errors import UsageError
+from .answering import Answered
+from .metric_labels import METER_LABELS, METRIC_LABELS
+from .translations import RESAMPLES, Difference, Translation
 
-_ROWS = {
-    "bleu": ("BLEU", "{:.2f}"),
-    "accuracy": ("accuracy (%)", "{:.2f}"),
-    "nll": ("nll (bits)", "{:.4f}"),
-    "perplexity": ("perplexity", "{:.2f}"),
-    "brier": ("Brier score", "{:.4f}"),
-    "ece": ("ECE", "{:.4f}"),
-    "oe": ("OE", "{:.4f}"),
-    "pavpu": ("PAvPU", "{:.4f}"),
-    "aurc": ("AURC", "{:.4f}"),
-    "predictive_entropy": ("predictive entropy (bits)", "{:.4f}"),
-    "expected_entropy": ("expected entropy (bits)", "{:.4f}"),
-    "mutual_information": ("mutual information (bits)", "{:.4g}"),
+# Measures by which out-of-domain examples are detected: name in the report → uncertainty (N,).
+_OUT_OF_DOMAIN_MEASURES: dict[str, Callable[[Answers], np.ndarray]] = {
+    "entropy": lambda answers: answers.predictive_entropy,
+    "mutual_information": lambda answers: answers.mutual_information,
+    "max_probability": lambda answers: 1 - answers.confidence,
 }
-# What tells other data, and which answer it is.
-_MEASURES = {"entropy": "predictive_entropy", "mutual_information": "mutual_information"}
 
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """One checkpoint; ``samples`` is 0 where its attention was not sampled."""
+    """The results of one checkpoint or of one ensemble."""
 
-    path: str
+    path: str  # the paths of an ensemble are joined by colons
     name: str
     arch: str
-    samples: int
+    members: int  # number of checkpoints: 1 if it is not an ensemble
+    samples: int  # samples of each member's attention; 0: the mean attention
     examples: int
     predictions: int
     metrics: dict[str, float]
-    signature: str | None
     reliability: list[dict[str, Any]] | None
     risk_coverage: dict[str, list[float]] | None
     least_certain: list[dict[str, Any]]
     out_of_domain: dict[str, Any] | None
+    meters: dict[str, float] = field(default_factory=dict)  # whether the method acts, by meter
+    # The entries from here on are None, and missing in the file, where they do not apply.
+    signature: str | None = None  # sacrebleu's, of BLEU
+    chrf_signature: str | None = None
+    bleu_statistics: list[list[int]] | None = None  # counts of BLEU, one row per sentence
+    per_example: dict[str, list[Any]] | None = None
+
+
+LABEL_WIDTH = 38  # of the first column of the table
+_OPTIONAL = ("signature", "chrf_signature", "bleu_statistics", "per_example")
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
-    """Short names that tell the checkpoints apart: from the ends of their paths."""
+    """Short names for the checkpoints, all different, made from the ends of their paths."""
     parts = [path.with_suffix("").parts for path in paths]
     if len(set(parts)) < len(parts):
-        raise UsageError("--path: a checkpoint is given twice")
-    # checkpoint_best.pt is the name of many: where all are called so, their folders tell.
+        raise InputError("--path: a checkpoint is given twice")
+    # Checkpoints of different runs often have the same file name, such as checkpoint_best.pt. If
+    # all file names are equal, the names of the folders are used instead.
     while all(len(x) > 1 for x in parts) and (
         len({x[-1] for x in parts}) == 1 and (len(parts) > 1 or "checkpoint" in parts[0][-1])
     ):
@@ -73,11 +80,14 @@ def names_of(paths: Sequence[Path]) -> list[str]:
     return ["/".join(x[-length:]) for x in parts]
 
 
-def calibration(answered: Answered, tokens: bool) -> dict[str, Any]:
-    """The metrics and curves of a report."""
+def calibration(question: Question, answered: Answered) -> dict[str, Any]:
+    """The metrics, reliability bins and risk-coverage curve for a report."""
     answers = answered.answers
-    found: dict[str, Any] = {
-        "metrics": measures(answers, tokens),
+    result: dict[str, Any] = {
+        "metrics": {
+            **measures(answers, tokens=question.classes_are_tokens),
+            **task_metrics(question, answered),
+        },
         "reliability": None,
         "risk_coverage": None,
     }
@@ -85,19 +95,69 @@ def calibration(answered: Answered, tokens: bool) -> dict[str, Any]:
         bins = reliability(answers.confidence, answers.correct)
         curve = risk_coverage(answers.confidence, answers.correct)
         chosen = thinned(len(curve.risk))
-        found["reliability"] = [asdict(bin) for bin in bins]
-        found["risk_coverage"] = {
+        result["reliability"] = [asdict(bin) for bin in bins]
+        result["risk_coverage"] = {
             "coverage": curve.coverage[chosen].tolist(),
             "risk": curve.risk[chosen].tolist(),
         }
+    return result
+
+
+def task_metrics(question: Question, answered: Answered) -> dict[str, float]:
+    """The metrics of GLUE and of entities besides accuracy, in percent; empty for tokens."""
+    answers = answered.answers
+    if answers.target is None or not isinstance(question, LabelPredictions):
+        return {}
+    gold, predicted = (
+        [question.class_name(int(number)) for number in numbers]
+        for numbers in (answers.target, answers.prediction)
+    )
+    if isinstance(question.labels, Tagging):
+        # The predictions for a sentence are adjacent.
+        starts = np.flatnonzero(answered.place == 0)[1:]
+        gold, predicted = (
+            [part.tolist() for part in np.split(np.array(tags), starts)]
+            for tags in (gold, predicted)
+        )
+    found = question.labels.metrics(gold, predicted)
+    return {name: 100 * value for name, value in found.items() if name != "accuracy"}
+
+
+def per_example(
+    answered: Answered, translations: Sequence[Translation]
+) -> dict[str, list[int] | list[float] | list[str]]:
+    """Sums over the predictions for each example, in the order of their ids, and translations.
+
+    Two evaluations of the same data can be compared by a paired test of these numbers.
+    """
+    ids, place, counts = np.unique(answered.example, return_inverse=True, return_counts=True)
+    answers = answered.answers
+
+    def sums(values: np.ndarray) -> np.ndarray:
+        return np.bincount(place, weights=values)
+
+    found = {"id": ids.tolist(), "predictions": counts.tolist()}
+    if answers.target is not None:
+        found["correct"] = sums(answers.correct).astype(int).tolist()
+        found["bits"] = sums(answers.target_bits).tolist()
+    found["entropy"] = sums(answers.predictive_entropy).tolist()
+    found["mutual_information"] = sums(answers.mutual_information).tolist()
+    if translations:
+        found["hypothesis"] = [x.hypothesis for x in translations]
+        found["reference"] = [x.reference for x in translations]
     return found
 
 
 def novelty(data: str, subset: str, inside: Answered, outside: Answered) -> dict[str, Any]:
-    """How well uncertainty tells examples of another data set; tokens count as their example."""
+    """How well uncertainty tells another data set (``outside``) from this one (``inside``).
+
+    The result has the AUROC of every measure and the entropy distributions of both data sets. The
+    uncertainty of an example is the mean over its predictions. ``data`` and ``subset`` name the
+    other data set.
+    """
     values = {
-        name: [by_example(getattr(x.answers, field), x.example) for x in (inside, outside)]
-        for name, field in _MEASURES.items()
+        name: [by_example(measure(x.answers), x.example) for x in (inside, outside)]
+        for name, measure in _OUT_OF_DOMAIN_MEASURES.items()
     }
     names = ("entropy", "in_domain", "out_of_domain")
     curves = (curve.tolist() for curve in cumulative(*values["entropy"]))
@@ -113,7 +173,7 @@ def novelty(data: str, subset: str, inside: Answered, outside: Answered) -> dict
 def as_json(
     reports: Sequence[CheckpointReport], differences: Sequence[Difference], **origin: Any
 ) -> dict[str, Any]:
-    """Everything; what is not a finite number is null."""
+    """All results and ``origin`` as a JSON object, with null for numbers that are not finite."""
     comparisons = [
         {
             "of": report.name,
@@ -125,13 +185,14 @@ def as_json(
         for report, difference in zip(reports[1:], differences, strict=False)
     ]
     checkpoints = [
-        {k: v for k, v in asdict(report).items() if not (k == "signature" and v is None)}
+        {k: v for k, v in asdict(report).items() if not (k in _OPTIONAL and v is None)}
         for report in reports
     ]
     return _finite({**origin, "checkpoints": checkpoints, "comparisons": comparisons})
 
 
 def _finite(value: Any) -> Any:
+    """A JSON value in which None replaces NaN and infinities."""
     if isinstance(value, dict):
         return {name: _finite(x) for name, x in value.items()}
     if isinstance(value, list):
@@ -140,30 +201,39 @@ def _finite(value: Any) -> Any:
 
 
 def as_table(found: dict[str, Any]) -> str:
-    """The JSON for people."""
+    """The result of ``as_json`` as a table for the terminal."""
     models = found["checkpoints"]
     title = f"{found['task']}: {found['split']} of {found['data']}, "
     title += f"{models[0]['examples']} examples, {models[0]['predictions']} predictions"
     width = max(12, *(len(model["name"]) + 2 for model in models))
 
-    def row(label: str, form: str, values: Sequence[Any]) -> str:
-        cells = ("–" if value is None else form.format(value) for value in values)
-        return f"{label:<30}" + "".join(f"{cell:>{width}}" for cell in cells)
+    def row(label: str, number_format: str, values: Sequence[Any]) -> str:
+        cells = ("–" if value is None else number_format.format(value) for value in values)
+        return f"{label:<{LABEL_WIDTH}}" + "".join(f"{cell:>{width}}" for cell in cells)
 
     lines = [title, "", row("", "{}", [model["name"] for model in models])]
+    if any(model.get("members", 1) > 1 for model in models):
+        lines.append(row("members of the ensemble", "{}", [model["members"] for model in models]))
     lines.append(row("samples of the attention", "{}", [model["samples"] for model in models]))
-    for name, (label, form) in _ROWS.items():
+    for name, metric in METRIC_LABELS.items():
         values = [model["metrics"].get(name) for model in models]
         if any(value is not None for value in values):
-            lines.append(row(label, form, values))
+            lines.append(row(metric.label, metric.format, values))
+    meters = {name: [(x.get("meters") or {}).get(name) for x in models] for name in METER_LABELS}
+    meters = {name: values for name, values in meters.items() if any(x is not None for x in values)}
+    lines += ["", "meters of the attention:"] if meters else []
+    lines += [row(METER_LABELS[x].label, METER_LABELS[x].format, y) for x, y in meters.items()]
     outside = models[0]["out_of_domain"]
     if outside is not None:
-        lines += ["", f"against {outside['examples']} of {outside['split']} of {outside['data']}:"]
-        for name in _MEASURES:
+        source = f"{outside['examples']} examples of {outside['data']} ({outside['split']})"
+        lines += ["", f"out-of-domain detection, against {source}:"]
+        for name in _OUT_OF_DOMAIN_MEASURES:
             values = [model["out_of_domain"]["auroc"][name] for model in models]
             lines.append(row(f"AUROC of {name.replace('_', ' ')}", "{:.4f}", values))
-    for signature in dict.fromkeys(model.get("signature") for model in models):
-        lines += ["", f"BLEU: {signature}"] if signature else []
+    lines += [""] if any(model.get("signature") for model in models) else []
+    for label, key in (("BLEU", "signature"), ("chrF", "chrf_signature")):
+        signatures = dict.fromkeys(model[key] for model in models if model.get(key))
+        lines += [f"{label}: {signature}" for signature in signatures]
     for other in found["comparisons"]:
         lines.append(
             f"{other['of']} − {other['with']}: {other['bleu_difference']:+.2f} BLEU, "

@@ -1,55 +1,101 @@
-"""The file that ``stochattn-evaluate --json`` writes, read and checked."""
+"""Reads and checks the file that ``stochattn-evaluate --json`` writes."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from fairseq_stochattn.errors import UsageError
+from .json_shape import (
+    ShapeError,
+    equally_long,
+    integer,
+    list_of,
+    mapping_of,
+    number,
+    optional,
+    read_shaped,
+    scalar,
+    table,
+    text,
+)
 
-# What the parts of a checkpoint's evaluation must have to be drawn.
-_PARTS = {
-    "reliability": ("low", "high", "confidence", "accuracy", "count"),
-    "risk_coverage": ("coverage", "risk"),
-    "out_of_domain": ("auroc", "entropy_cdf"),
-    "least_certain": ("id", "text", "prediction"),
-}
+WRITER = "stochattn-evaluate --json"
+_measured = optional(number)  # evaluate writes null for numbers that are not finite
+_BIN = table(
+    {
+        "low": number,
+        "high": number,
+        "count": integer,
+        "confidence": _measured,
+        "accuracy": _measured,
+    }
+)
+_CURVE = list_of(number, least=1)
+
+
+def _bin(value: Any, place: str) -> None:
+    """A bin of the reliability diagram: one with predictions has a confidence and an accuracy."""
+    _BIN(value, place)
+    if value["count"] and None in (value["confidence"], value["accuracy"]):
+        raise ShapeError(f"{place} has predictions, but no confidence or no accuracy")
+
+
+_EXAMPLE = table(
+    {"id": integer, "text": scalar, "prediction": scalar},
+    {
+        "target": scalar,
+        "confidence": _measured,
+        "entropy": _measured,
+        "mutual_information": _measured,
+    },
+)
+_OUT_OF_DOMAIN = table(
+    {
+        "auroc": mapping_of(number),
+        "entropy_cdf": equally_long(
+            dict.fromkeys(("entropy", "in_domain", "out_of_domain"), _CURVE)
+        ),
+    },
+    {"data": scalar},
+)
+_CHECKPOINT = table(
+    {"metrics": mapping_of(_measured)},
+    {
+        "name": optional(text),
+        "path": optional(text),
+        "signature": optional(text),
+        "reliability": optional(list_of(_bin)),
+        "risk_coverage": optional(equally_long({"coverage": _CURVE, "risk": _CURVE})),
+        "out_of_domain": optional(_OUT_OF_DOMAIN),
+        "least_certain": optional(list_of(_EXAMPLE)),
+        "meters": optional(mapping_of(_measured)),
+    },
+)
+_COMPARISON = table(
+    {"of": text, "with": text, "bleu_difference": number, "p_value": _measured}, {"method": text}
+)
+_EVALUATION = table(
+    {"checkpoints": list_of(_CHECKPOINT, least=1)},
+    {
+        "data": text,
+        "split": text,
+        "task": scalar,
+        "samples": scalar,
+        "comparisons": optional(list_of(_COMPARISON)),
+    },
+)
 
 
 def read_evaluation(path: Path) -> dict[str, Any]:
-    """The whole file; what is no evaluation is refused with the cause."""
-    if not path.is_file():
-        raise UsageError(f"evaluation {path} does not exist (stochattn-evaluate --json writes it)")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(f"evaluation {path} is no JSON: {error}") from None
-    if not (isinstance(found, dict) and isinstance(found.get("checkpoints"), list)):
-        raise _foreign(path, "it has no list of checkpoints")
-    if not found["checkpoints"]:
-        raise _foreign(path, "its list of checkpoints is empty")
-    for entry in found["checkpoints"]:
-        if not isinstance(entry, dict) or not isinstance(entry.get("metrics"), dict):
-            raise _foreign(path, "a checkpoint has no metrics")
-        for part, needed in _PARTS.items():
-            value = entry.get(part)
-            rows = value if isinstance(value, list) else [value] if value is not None else []
-            for row in rows:
-                missing = [x for x in needed if not isinstance(row, dict) or x not in row]
-                if missing:
-                    raise _foreign(path, f"a {part} has no {missing[0]}")
-    return found
+    """The content of the file. Raises ``InputError`` with the cause if it is not an evaluation."""
+    return read_shaped(path, _EVALUATION, WRITER)
 
 
 def with_part(evaluation: dict[str, Any], part: str) -> list[dict[str, Any]]:
-    """The checkpoints for which this was measured."""
+    """The checkpoints whose evaluation has this part."""
     return [entry for entry in evaluation["checkpoints"] if entry.get(part)]
 
 
 def name_of(entry: dict[str, Any]) -> str:
+    """The name of a checkpoint for titles and tables."""
     return str(entry.get("name") or entry.get("path") or "model")
-
-
-def _foreign(path: Path, cause: str) -> UsageError:
-    return UsageError(f"{path} is not what stochattn-evaluate --json writes: {cause}")

@@ -1,12 +1,15 @@
-"""What single heads do (An et al. 2020): Dist of §5.1 and the importance of heads of §5.2, Fig. 2.
+"""Distance between heads (Dist; An et al. 2020, §5.1) and importance of heads (§5.2, Fig. 2).
 
-Z_i = A_i V_i (Eq. 1) is the feature of head i. Every module that ``find_heads`` finds takes part:
+Z_i = A_i V_i (Eq. 1) is the output of head i: the attention weights A_i times the values V_i. Dist
+is the mean of ‖Z_i − Z_j‖ over all pairs of heads. The importance of a head is the drop of a score
+when the head is masked. All modules that ``find_heads`` returns are measured:
 
-- Multi-head attention, plain (after ``show_heads``) or ours: Z is what ``out_proj`` is applied to,
-  and a head is masked by zeroing its columns of W_O.
-- Any other module with ``num_heads`` and ``head_parameters()``: what it returns, alone or first of
-  a tuple, is Z, (B, H, d) or (B, H·d), one feature a head and sentence. A head is masked by zeroing
-  it there. Nothing more is asked of the module.
+- Multi-head attention: Z is the input of ``out_proj``. A head is masked by setting its columns of
+  the weight W_O of ``out_proj`` to zero. Models of plain fairseq need ``show_heads`` first.
+- Any other module with ``num_heads`` and ``head_parameters()``: Z is the output of the module, or
+  the first element if the output is a tuple. Z has the shape (B, H, d) or (B, H·d) and holds one
+  vector per head and sentence.
+  A head is masked by setting its part of the output to zero.
 """
 
 from __future__ import annotations
@@ -21,44 +24,50 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from fairseq_stochattn.attention.watching import Heads, ShowsHeads, watching
-from fairseq_stochattn.diversity import mean_distance
-from fairseq_stochattn.errors import UsageError
-from fairseq_stochattn.heads import HeadGroup
-from fairseq_stochattn.models.hosts import host_methods
+from ..core.errors import InputError
+from ..core.head_hooks import HasHeadHooks, HeadOutputs, hook_heads
+from ..core.heads import HeadGroup
+from ..methods.head_diversity import mean_distance
+from ..models.adapters import install_methods
 
 _PLAIN = Namespace(attention="deterministic", attention_sites="all", attention_layers="all")
 
 
 def show_heads(model: nn.Module) -> nn.Module:
-    """Give a plain model our attention without a method, in place; ours stays as it is.
+    """Replace, in place, the attention of a plain fairseq model by this package's attention.
 
-    Plain fairseq computes its heads inside one call of torch, where their features are not seen.
+    The new attention has no method, so the model's output stays the same. It makes the outputs of
+    the heads readable: plain fairseq computes all heads in one call of torch, which does not return
+    them. Models that already have this package's attention are not changed.
     """
     for module in list(model.modules()):
-        hosts = isinstance(module, (TransformerEncoderBase, TransformerDecoderBase))
-        hosts = hosts or (isinstance(module, LSTMDecoder) and module.attention is not None)
-        if hosts and not hasattr(module, "attention_stacks") and len(module.layers) > 0:
-            host_methods([module], _PLAIN)
+        supported = isinstance(module, (TransformerEncoderBase, TransformerDecoderBase))
+        supported = supported or (isinstance(module, LSTMDecoder) and module.attention is not None)
+        if supported and not hasattr(module, "attention_stacks") and len(module.layers) > 0:
+            install_methods([module], _PLAIN)
     return model
 
 
 @contextmanager
-def watched_heads(group: HeadGroup, record: Callable[[Tensor], None]) -> Iterator[None]:
-    """Within, every forward calls ``record`` with Z, (N, H, d), of its N real tokens."""
-    if isinstance(group.module, ShowsHeads):
+def recorded_heads(group: HeadGroup, record: Callable[[Tensor], None]) -> Iterator[None]:
+    """Within the block, every forward pass calls ``record`` with the head outputs Z (N, H, d).
 
-        def see(heads: Heads) -> None:
+    N is the number of non-padding tokens in the batch, or of sentences if Z has one vector per
+    sentence.
+    """
+    if isinstance(group.module, HasHeadHooks):
+
+        def record_tokens(heads: HeadOutputs) -> None:
             z = heads.outputs.transpose(1, 2)  # (B, T, H, d)
             record(z.flatten(0, 1) if heads.padding is None else z[~heads.padding])
 
-        with watching([group.module], see):
+        with hook_heads([group.module], record_tokens):
             yield
         return
     if isinstance(group.module, MultiheadAttention):
-        raise UsageError(
-            f"the heads of {group.name} are not seen: "
-            "its encoder or decoder is none of fairseq's Transformers"
+        raise InputError(
+            f"the heads of {group.name} cannot be measured: "
+            "its encoder or decoder is not one of fairseq's Transformers"
         )
 
     def after_forward(_: nn.Module, args: Any, output: Any) -> None:
@@ -74,16 +83,16 @@ def watched_heads(group: HeadGroup, record: Callable[[Tensor], None]) -> Iterato
 
 @contextmanager
 def masked_head(group: HeadGroup, head: int) -> Iterator[None]:
-    """Within, the output of one head is zero; afterwards the model is as it was, bit for bit."""
+    """Within the block, the output of one head is zero. Afterwards, it is restored bit for bit."""
     if isinstance(group.module, MultiheadAttention):
         weight = group.module.out_proj.weight.detach()  # (C, H·d), shares the parameter's memory
         columns = weight.unflatten(1, (group.num_heads, -1))[:, head]
-        kept = columns.clone()
+        original = columns.clone()
         try:
             columns.zero_()
             yield
         finally:
-            columns.copy_(kept)
+            columns.copy_(original)
         return
 
     def mask(_: nn.Module, args: Any, output: Any) -> Any:
@@ -103,9 +112,10 @@ def masked_head(group: HeadGroup, head: int) -> Iterator[None]:
 def head_distances(
     groups: Sequence[HeadGroup], forward: Callable[[], object]
 ) -> list[float | None]:
-    """Dist of every group over the real tokens that ``forward`` runs the model on.
+    """Dist of every group: the mean of ‖Z_i − Z_j‖ over all pairs of heads and all tokens.
 
-    None where there is nothing to compare: a single head.
+    ``forward`` runs the model on the data; only non-padding tokens are measured. Dist is None for
+    groups with a single head.
     """
     totals, tokens = [0.0] * len(groups), [0] * len(groups)
 
@@ -116,10 +126,10 @@ def head_distances(
 
         return record
 
-    with ExitStack() as watches:
+    with ExitStack() as hooks:
         for index, group in enumerate(groups):
             if group.num_heads > 1:
-                watches.enter_context(watched_heads(group, record_for(index)))
+                hooks.enter_context(recorded_heads(group, record_for(index)))
         forward()
     return [total / count if count else None for total, count in zip(totals, tokens, strict=True)]
 
@@ -130,10 +140,13 @@ def head_importances(
     whole: float,
     progress: Callable[[list], Iterable] = iter,
 ) -> list[list[float]]:
-    """For every head of every group what ``score``, ``whole`` with all heads, loses without it."""
+    """The drop of ``score()`` when a head is masked, for every head of every group.
+
+    ``whole`` is the score with all heads. ``progress`` wraps the loop over heads, as ``tqdm`` does.
+    """
     heads = [(index, head) for index, group in enumerate(groups) for head in range(group.num_heads)]
-    losses: list[list[float]] = [[] for _ in groups]
+    drops: list[list[float]] = [[] for _ in groups]
     for index, head in progress(heads):
         with masked_head(groups[index], head):
-            losses[index].append(whole - score())
-    return losses
+            drops[index].append(whole - score())
+    return drops

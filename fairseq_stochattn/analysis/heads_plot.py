@@ -1,4 +1,4 @@
-"""The importance of heads as a picture: their distribution (An et al. 2020, Fig. 2) and a map."""
+"""Draws the importance of heads: a histogram (An et al. 2020, Fig. 2) and layer × head maps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fairseq_stochattn.analysis.drawing import save
-from fairseq_stochattn.analysis.heads_report import HeadReport, LayerReport, labels_of
+from .drawing import save
+from .heads_report import HeadReport, LayerReport, labels_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,16 +18,20 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 _BINS = 20
-_FILLS = ({"color": "0.35"}, {"color": "0.85", "hatch": "///"})  # told apart without colour
-_CELL = 0.5  # inches a head, wide enough for its number
+_FILLS = ({"color": "0.35"}, {"color": "0.85", "hatch": "///"})  # distinguishable without colour
+_HEAD_WIDTH = 0.5  # inches per head in a map, wide enough to print a number
 
 
 def draw(reports: Sequence[HeadReport], path: Path) -> None:
+    """Save the figure for one or two models."""
     save(heads_figure(reports), path)
 
 
 def heads_figure(reports: Sequence[HeadReport]) -> Figure:
-    """A histogram of all heads above a layer × head map of every site, a row of maps a model."""
+    """A figure with a histogram of all heads, and below it one map per model (row) and site.
+
+    A map has layers × heads. The site is encoder, decoder or cross.
+    """
     from matplotlib.figure import Figure
 
     labels = labels_of(reports)
@@ -36,7 +40,7 @@ def heads_figure(reports: Sequence[HeadReport]) -> Figure:
     widths = [max(len(x.importance) for row in maps for x in row[i]) for i in range(len(sites))]
     heights = [max(max(map(len, row)), 3) for row in maps]
     size = (
-        max(7.0, _CELL * sum(widths) + 1.1 * len(sites) + 1.2),
+        max(7.0, _HEAD_WIDTH * sum(widths) + 1.1 * len(sites) + 1.2),
         3.2 + sum(0.32 * height + 1.1 for height in heights),
     )
     figure = Figure(figsize=size, layout="constrained")
@@ -46,19 +50,22 @@ def heads_figure(reports: Sequence[HeadReport]) -> Figure:
         len(reports), len(sites), squeeze=False, width_ratios=widths, height_ratios=heights
     )
     limit = max(abs(value) for report in reports for value in report.importances) or 1.0
-    for label, row, of_model in zip(labels, maps, axes, strict=True):
-        for site, layers, ax in zip(sites, row, of_model, strict=True):
+    for label, row, axes_row in zip(labels, maps, axes, strict=True):
+        for site, layers, ax in zip(sites, row, axes_row, strict=True):
             ax.set_title(f"{site} attention {label}".strip())
             if layers:
                 image = _draw_map(ax, layers, limit)
             else:
-                ax.set_axis_off()  # only the other model has this site
+                ax.set_axis_off()  # this model does not have the site, only the other model has
     bottom.colorbar(image, ax=axes, label=reports[0].effect, shrink=0.9)
     return figure
 
 
 def bin_edges(values: Sequence[float]) -> np.ndarray:
-    """Edges of equal bins over all values, one of them at 0: gains and losses never share a bin."""
+    """Edges of bins of equal width over all values.
+
+    One edge is 0, so that no bin holds both positive and negative values.
+    """
     low, high = min(0.0, *values), max(0.0, *values)
     width = (high - low) / _BINS or 1.0
     return np.arange(math.floor(low / width), math.floor(high / width) + 2) * width
@@ -67,7 +74,7 @@ def bin_edges(values: Sequence[float]) -> np.ndarray:
 def _draw_histogram(ax: Axes, reports: Sequence[HeadReport], labels: Sequence[str]) -> None:
     values = [report.importances for report in reports]
     bars = ax.hist(values, bins=bin_edges([x for row in values for x in row]))[2]
-    # One model gives one container of bars, several a list of them.
+    # matplotlib returns one container of bars for one model, and a list of containers for several.
     for container, fill in zip([bars] if len(reports) == 1 else bars, _FILLS, strict=False):
         for bar in container:
             bar.set(facecolor=fill["color"], hatch=fill.get("hatch"), edgecolor="black")
@@ -87,7 +94,7 @@ def _layers_of(report: HeadReport, site: str) -> list[LayerReport]:
 
 
 def _draw_map(ax: Axes, layers: Sequence[LayerReport], limit: float) -> AxesImage:
-    """Layers × heads, the importance as colour and as a number."""
+    """Draw a grid of layers × heads that shows each importance as a colour and as a number."""
     grid = np.full((len(layers), max(len(x.importance) for x in layers)), np.nan)
     for row, layer in enumerate(layers):
         grid[row, : len(layer.importance)] = layer.importance

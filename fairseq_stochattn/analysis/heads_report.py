@@ -1,42 +1,41 @@
-"""The heads of one or two models as a table for the terminal and as JSON."""
+"""Formats Dist (``heads.py``) and importance of the heads of one or two models: table and JSON."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fairseq_stochattn.errors import UsageError
+from .json_shape import ShapeError, integer, list_of, number, optional, read_shaped, table, text
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """The heads of one attention module."""
+    """The measurements of the heads in one attention module."""
 
     site: str
     layer: int
-    name: str  # of the module
-    dist: float | None  # None for a single head
-    importance: list[float]  # of head 0, 1, …
+    name: str  # the module's name in the model
+    dist: float | None  # None if the module has a single head
+    importance: list[float]  # one per head
 
 
 @dataclass(frozen=True)
 class HeadReport:
-    """All heads of one model."""
+    """The measurements of all heads in one model."""
 
     checkpoint: str
     sentences: int
-    metric: str  # loss or bleu
+    metric: str  # "loss" or "bleu"
     unit: str
     score: float  # the metric with all heads
-    signature: str | None  # of BLEU
+    signature: str | None  # sacrebleu's signature if the metric is bleu, else None
     layers: list[LayerReport]
 
     @property
     def effect(self) -> str:
-        """What importance is, with its unit."""
+        """A phrase for the importance of a head, with its unit."""
         return "drop of BLEU (points)" if self.metric == "bleu" else f"rise of loss ({self.unit})"
 
     @property
@@ -48,17 +47,17 @@ class HeadReport:
         return [value for layer in self.layers for value in layer.importance]
 
     def dist(self, site: str | None = None) -> float | None:
-        """Mean over the layers, of one site or of all."""
-        found = [x.dist for x in self.layers if site in (None, x.site) and x.dist is not None]
-        return sum(found) / len(found) if found else None
+        """Dist, averaged over the layers of one site or of all sites."""
+        values = [x.dist for x in self.layers if site in (None, x.site) and x.dist is not None]
+        return sum(values) / len(values) if values else None
 
     def harmless(self, tolerance: float) -> int:
-        """How many heads can be masked, one at a time, at a cost of at most ``tolerance``."""
+        """The number of heads whose importance is at most ``tolerance``."""
         return sum(value <= tolerance for value in self.importances)
 
 
 def as_json(reports: Sequence[HeadReport], tolerance: float, **origin: Any) -> dict[str, Any]:
-    """Everything measured; ``origin`` tells the data."""
+    """All measurements as a JSON object, together with ``origin``, such as the data."""
     models = [
         {
             **asdict(report),
@@ -72,37 +71,63 @@ def as_json(reports: Sequence[HeadReport], tolerance: float, **origin: Any) -> d
     return {**origin, "tolerance": tolerance, "models": models}
 
 
-def from_json(found: dict[str, Any]) -> list[HeadReport]:
-    """The reports that ``as_json`` wrote."""
-    names = [entry.name for entry in fields(HeadReport)]
+def from_json(content: dict[str, Any]) -> list[HeadReport]:
+    """The reports from an object that ``as_json`` returned."""
     return [
         HeadReport(
             **{
-                **{name: model[name] for name in names},
-                "layers": [LayerReport(**layer) for layer in model["layers"]],
+                **{entry.name: model[entry.name] for entry in fields(HeadReport)},
+                "layers": [
+                    LayerReport(**{entry.name: layer[entry.name] for entry in fields(LayerReport)})
+                    for layer in model["layers"]
+                ],
             }
         )
-        for model in found["models"]
+        for model in content["models"]
     ]
 
 
+_LAYER = table(
+    {
+        "site": text,
+        "layer": integer,
+        "name": text,
+        "dist": optional(number),
+        "importance": list_of(number, least=1),
+    }
+)
+_MODEL = table(
+    {
+        "checkpoint": text,
+        "sentences": integer,
+        "metric": text,
+        "unit": text,
+        "score": number,
+        "signature": optional(text),
+        "layers": list_of(_LAYER, least=1),
+    }
+)
+
+
+def _models(value: Any, place: str) -> None:
+    """The list of models: one, or two that are compared."""
+    list_of(_MODEL, least=1)(value, place)
+    if len(value) > 2:
+        raise ShapeError(f"it has {len(value)} models, expected one or two")
+
+
 def read_reports(path: Path) -> list[HeadReport]:
-    """Those of a file that ``stochattn-heads --json`` wrote."""
-    try:
-        return from_json(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        raise UsageError(f"{path} is not what stochattn-heads --json writes") from None
+    """The reports in a file that ``stochattn-heads --json`` wrote."""
+    return from_json(read_shaped(path, table({"models": _models}), "stochattn-heads --json"))
 
 
 def labels_of(reports: Sequence[HeadReport]) -> list[str]:
-    """A, B: short names of the models; none is needed for a single one."""
+    """Short names for the models: A and B, or the empty string for a single model."""
     return ["AB"[i] for i in range(len(reports))] if len(reports) > 1 else [""]
 
 
 def as_table(reports: Sequence[HeadReport], tolerance: float) -> str:
-    """A line per layer (and model) with Dist and the importance of every head, then a summary."""
+    """A table with one line per layer and model, followed by a summary of each model."""
     labels = labels_of(reports)
     width = max(len(layer.importance) for report in reports for layer in report.layers)
     places = dict.fromkeys((x.site, x.layer) for report in reports for x in report.layers)
@@ -111,10 +136,10 @@ def as_table(reports: Sequence[HeadReport], tolerance: float) -> str:
     lines.append(f"{'site':<8}{'layer':>6}{'':>3}{'Dist':>10}{head}")
     for site, layer in places:
         for label, report in zip(labels, reports, strict=True):
-            for found in report.layers:
-                if (found.site, found.layer) == (site, layer):
-                    values = "".join(f"{value:>+10.4f}" for value in found.importance)
-                    lines.append(f"{site:<8}{layer:>6}{label:>3}{_number(found.dist):>10}{values}")
+            for entry in report.layers:
+                if (entry.site, entry.layer) == (site, layer):
+                    values = "".join(f"{value:>+10.4f}" for value in entry.importance)
+                    lines.append(f"{site:<8}{layer:>6}{label:>3}{_number(entry.dist):>10}{values}")
     lines.append("")
     for label, report in zip(labels, reports, strict=True):
         lines += _summary(f"{label} {report.checkpoint}".strip(), report, tolerance)
@@ -122,6 +147,7 @@ def as_table(reports: Sequence[HeadReport], tolerance: float) -> str:
 
 
 def _summary(title: str, report: HeadReport, tolerance: float) -> list[str]:
+    """Score, Dist, the share of harmless heads and the most important head of one model."""
     count, harmless = len(report.importances), report.harmless(tolerance)
     by_site = ", ".join(f"{site} {_number(report.dist(site))}" for site in report.sites)
     layer = max(report.layers, key=lambda layer: max(layer.importance))

@@ -1,6 +1,7 @@
-"""Keys and queries of self-attention as two clouds of points, and how far they are apart.
+"""Draws the keys and queries of self-attention as points in a plane, by t-SNE.
 
-Zhang et al. 2021 (Alignment attention), Fig. 1: both in a plane by t-SNE, and their squared MMD.
+The title of a panel has their squared MMD (maximum mean discrepancy). Zhang et al. 2021 (Alignment
+attention), Fig. 1.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
-from fairseq_stochattn.analysis.drawing import COLOURS, panels
-from fairseq_stochattn.analysis.evaluation import Evaluation
-from fairseq_stochattn.attention.matching import Tokens
-from fairseq_stochattn.distributions import at_least_float
-from fairseq_stochattn.errors import UsageError
-from fairseq_stochattn.heads import HeadGroup
-from fairseq_stochattn.transport import squared_mmd
+from ..core.distributions import at_least_float
+from ..core.errors import InputError
+from ..core.heads import HeadGroup
+from ..methods.alignment.tokens import TokenSet
+from ..methods.alignment.transport import squared_mmd
+from .drawing import COLOURS, panels
+from .evaluation import Evaluation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,25 +30,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KeysAndQueries:
-    """Of the real tokens of a data set, in every head of one module."""
+    """Keys and queries of all non-padding tokens in a data set, for every head of one module."""
 
-    queries: Tensor  # (N, H, d): the projections, not scaled
+    queries: Tensor  # (N, H, d), without the factor 1/√d
     keys: Tensor  # (N, H, d)
-    mmd: Tensor  # (H,): squared, of a sentence's keys and queries, mean over the sentences
+    mmd: Tensor  # (H,): squared MMD between the keys and queries of a sentence, mean over sentences
 
     def some(self, count: int, seed: int) -> KeysAndQueries:
-        """At most so many tokens, drawn at random."""
+        """At most ``count`` tokens, chosen at random."""
         order = torch.randperm(len(self.keys), generator=torch.Generator().manual_seed(seed))
         chosen = order[:count]
         return KeysAndQueries(self.queries[chosen], self.keys[chosen], self.mmd)
 
 
 def collect(evaluation: Evaluation, group: HeadGroup) -> KeysAndQueries:
-    """What one module projects the evaluation's sentences to."""
+    """Run the model on the data of the evaluation; return the keys and queries of one module."""
     module = group.module
     if not isinstance(module, MultiheadAttention) or not module.self_attention:
-        raise UsageError("keys-queries: only in self-attention has a token both a key and a query")
-    split: dict[str, Tensor] = {}
+        raise InputError(
+            "keys-queries needs self-attention, where each token has both a key and a query"
+        )
+    last: dict[str, Tensor] = {}  # holds the queries until the keys of the same batch are computed
     queries, keys, distances = [], [], []
 
     def by_head(projected: Tensor) -> Tensor:
@@ -55,16 +58,16 @@ def collect(evaluation: Evaluation, group: HeadGroup) -> KeysAndQueries:
         return at_least_float(projected.unflatten(2, (group.num_heads, -1)).permute(1, 2, 0, 3))
 
     def after_q(_: nn.Module, __: object, out: Tensor) -> None:
-        split["q"] = by_head(out)
+        last["q"] = by_head(out)
 
     def after_k(_: nn.Module, __: object, out: Tensor) -> None:
-        q, k = split.pop("q"), by_head(out)
+        q, k = last.pop("q"), by_head(out)
         padding = module.stack.query_padding
-        tokens = Tokens(q, padding)
+        tokens = TokenSet(q, padding)
         distances.append(squared_mmd(q, k, tokens.mass, tokens.mass)[tokens.several].cpu())
-        for found, x in ((queries, q), (keys, k)):
+        for collected, x in ((queries, q), (keys, k)):
             rows = x.transpose(1, 2)  # (B, T, H, d)
-            found.append((rows.flatten(0, 1) if padding is None else rows[~padding]).cpu())
+            collected.append((rows.flatten(0, 1) if padding is None else rows[~padding]).cpu())
 
     hooks = [
         module.q_proj.register_forward_hook(after_q),
@@ -79,26 +82,27 @@ def collect(evaluation: Evaluation, group: HeadGroup) -> KeysAndQueries:
     return KeysAndQueries(torch.cat(queries), torch.cat(keys), torch.cat(distances).mean(dim=0))
 
 
-def in_the_plane(found: KeysAndQueries, head: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Queries and keys of one head, (N, 2) each, by one t-SNE of both together."""
+def project_tsne(points: KeysAndQueries, head: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The queries and the keys of one head in the plane, (N, 2) each, by one t-SNE of both sets."""
     from sklearn.manifold import TSNE
 
-    count = len(found.keys)
+    count = len(points.keys)
     if count < 2:
-        raise UsageError("keys-queries: t-SNE needs two tokens at least")
-    points = torch.cat([found.queries[:, head], found.keys[:, head]]).numpy()
+        raise InputError("keys-queries: t-SNE needs at least two tokens")
+    both = torch.cat([points.queries[:, head], points.keys[:, head]]).numpy()
     perplexity = min(30.0, (2 * count - 1) / 3)
-    plane = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(points)
+    plane = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(both)
     return plane[:count], plane[count:]
 
 
 def keys_queries_figure(
-    found: KeysAndQueries, heads: Sequence[int], title: str, seed: int
+    points: KeysAndQueries, heads: Sequence[int], title: str, seed: int
 ) -> Figure:
+    """A figure with one panel per head."""
     figure, axes = panels(len(heads), (3.4, 3.4))
     for ax, head in zip(axes, heads, strict=True):
-        _draw(ax, *in_the_plane(found, head, seed))
-        ax.set_title(f"head {head}, squared MMD {found.mmd[head]:.3g}")
+        _draw(ax, *project_tsne(points, head, seed))
+        ax.set_title(f"head {head}, squared MMD {points.mmd[head]:.3g}")
     figure.suptitle(title)
     return figure
 

@@ -1,6 +1,7 @@
-"""A self-contained HTML page from small pieces: no scripts, nothing from the network.
+"""Building blocks for a self-contained HTML page, which has no scripts and loads no other files.
 
-Every function returns HTML; text is escaped where it enters.
+Every function returns HTML. Arguments named ``html`` or ``svg`` are inserted as they are; all other
+texts are escaped.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _STYLE = "page.css"
 
 
 def document(title: str, lead: str, sections: Iterable[tuple[str, str]]) -> str:
-    """The page; sections are (heading, HTML)."""
+    """The whole page. ``lead`` is the text below the title; sections are pairs (heading, HTML)."""
     style = files(__package__).joinpath(_STYLE).read_text(encoding="utf-8")
     sections = list(sections)
     anchors = [f"section-{number}" for number in range(1, len(sections) + 1)]
@@ -27,7 +28,7 @@ def document(title: str, lead: str, sections: Iterable[tuple[str, str]]) -> str:
         "</section>\n"
         for anchor, (heading, html) in zip(anchors, sections, strict=True)
     )
-    return f"""<!DOCTYPE html>
+    html = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -47,10 +48,12 @@ def document(title: str, lead: str, sections: Iterable[tuple[str, str]]) -> str:
 </body>
 </html>
 """
+    # Paths with undecodable bytes, and settings of damaged checkpoints, have lone surrogates.
+    return html.encode(errors="replace").decode()
 
 
 def shown(value: Any) -> str:
-    """A value of a configuration or a measure, for the reader."""
+    """A setting or a measurement as text, with four digits for floats and a dash for None."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -63,12 +66,13 @@ def paragraph(text: str) -> str:
 
 
 def hint(text: str, command: str = "") -> str:
-    """One line on a part that is missing, and the command that makes it."""
+    """A line that names a missing part of the page and the command that creates it."""
     code = f" <code>{escape(command)}</code>" if command else ""
     return f'<p class="hint">{escape(text)}{code}</p>'
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> str:
+    """A list of names and values."""
     rows = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>" for name, value in pairs
     )
@@ -76,6 +80,7 @@ def facts(pairs: Iterable[tuple[str, object]]) -> str:
 
 
 def details(summary: str, html: str) -> str:
+    """HTML that is hidden until the reader opens it."""
     return f"<details><summary>{escape(summary)}</summary>{html}</details>"
 
 
@@ -90,9 +95,9 @@ def table(
     numeric: Sequence[int] = (),
     wide: bool = False,
 ) -> str:
-    """The first cell of a row is its header, columns in ``numeric`` are set to the right.
+    """A table in which the first cell of each row is a header and ``numeric`` columns align right.
 
-    On narrow screens the rows of a ``wide`` table become blocks, each cell with its column's name.
+    On narrow screens each row of a ``wide`` table becomes a block with the column names inside.
     """
 
     def cell(column: int, value: object) -> str:
@@ -112,7 +117,7 @@ def table(
         f'<tr role="row">{"".join(cell(i, value) for i, value in enumerate(row))}</tr>\n'
         for row in rows
     )
-    # Roles are named since a table that is laid out as blocks loses its own.
+    # Explicit roles, because browsers drop the implicit roles if rows are laid out as blocks.
     return (
         f'<div class="scroll"><table role="table"{" class=wide" if wide else ""}>'
         f"<caption>{escape(caption)}</caption>"
@@ -122,20 +127,20 @@ def table(
 
 
 class Html:
-    """A cell that is HTML already."""
+    """A table cell that is already HTML and must not be escaped."""
 
     def __init__(self, html: str) -> None:
         self.html = html
 
 
 def titled(title: str, below: str) -> Html:
-    """A cell of two lines."""
+    """A table cell with a title and a smaller line below it."""
     small = f"<small>{escape(below)}</small>" if below else ""
     return Html(f"{escape(title)}{small}")
 
 
 def bar(share: float) -> Html:
-    """A share of 1 as a number and as a bar of that length."""
+    """A share between 0 and 1, as a number and as a bar."""
     width = 100 * min(1.0, max(0.0, share))
     return Html(
         f'{share:.2f}<span class="bar" aria-hidden="true">'
@@ -143,15 +148,19 @@ def bar(share: float) -> Html:
     )
 
 
-def picture(svg: str, caption: str, described: str, paper: bool = False) -> str:
-    """An inline SVG; ``described`` says in words what it shows. ``paper`` keeps it on white."""
+def picture(svg: str, caption: str, description: str, paper: bool = False) -> str:
+    """An inline SVG with a caption.
+
+    Screen readers read ``description`` aloud. With ``paper``, the background is always white.
+    """
     kind = "picture paper" if paper else "picture"
     return (
         f'<figure class="{kind}"><div class="scroll" role="img" tabindex="0" '
-        f'aria-label="{escape(described, quote=True)}">{svg}</div>'
+        f'aria-label="{escape(description, quote=True)}">{svg}</div>'
         f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
 
 
 def gallery(pictures: Iterable[str]) -> str:
+    """Pictures side by side, as many as fit into the width of the screen."""
     return f'<div class="gallery">{"".join(pictures)}</div>'

@@ -1,36 +1,37 @@
-"""Sections of a run's page: how it was trained, its attention and its heads, as HTML."""
+"""Sections of the HTML page about a run: configuration, training curves, attention, heads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fairseq_stochattn.analysis import page
-from fairseq_stochattn.analysis.attention_plot import AttentionMap, draw_mean, draw_ratio
-from fairseq_stochattn.analysis.curves import LAYER_TITLES, draw_curve, draw_layers
-from fairseq_stochattn.analysis.drawing import SQUARE
-from fairseq_stochattn.analysis.heads_plot import heads_figure
-from fairseq_stochattn.analysis.heads_report import HeadReport
-from fairseq_stochattn.analysis.run_folder import Training
-from fairseq_stochattn.analysis.svg import inline_svg, panel
-from fairseq_stochattn.analysis.training_log import Series, TrainingLog
+from . import page
+from .attention_plot import AttentionMap, draw_mean, draw_ratio
+from .curves import LAYER_TITLES, draw_curve, draw_layers
+from .drawing import SQUARE
+from .heads_plot import heads_figure
+from .heads_report import HeadReport
+from .run_folder import Training
+from .svg import inline_svg, panel
+from .training_log import Series, TrainingLog
 
 
 def configuration(training: Training) -> str:
+    """The most important settings and facts of a run, and a fold-out list of all settings."""
     get = training.get
     model = training.config.get("model") or training.config.get("args", {})
     shown = {
         "architecture": model.get("arch") or model.get("_name"),
         "attention": model.get("attention"),
-        "its sites": model.get("attention_sites"),
-        "its layers": model.get("attention_layers"),
+        "attention sites": model.get("attention_sites"),
+        "attention layers": model.get("attention_layers"),
         "parameters": f"{training.parameters:,}",
         "task": get("task", "_name"),
         "data": get("task", "data"),
         "criterion": get("criterion", "_name"),
         "optimizer": get("optimizer", "_name"),
         "learning rate": page.shown(get("optimization", "lr")),
-        "tokens a batch": get("dataset", "max_tokens"),
-        "sentences a batch": get("dataset", "batch_size"),
+        "tokens per batch": get("dataset", "max_tokens"),
+        "sentences per batch": get("dataset", "batch_size"),
         "updates": training.updates,
         "epochs": training.epochs,
         "training time": None if training.seconds is None else f"{training.seconds:,.0f} s",
@@ -50,45 +51,50 @@ def configuration(training: Training) -> str:
 
 
 def training_curves(log: TrainingLog) -> str:
-    """Every named loss, then what is told of single layers."""
+    """Figures of every named loss, followed by figures of the quantities logged per layer."""
     pictures = [
         panel(
             f"curve{number}",
             lambda ax, name=name: draw_curve(ax, log, name),
             caption=f"{name} at the end: {_at_the_end(log, name)}",
-            described=f"{name} over training. {_ends(log, name)}",
+            description=f"{name} over training. {_first_and_last(log, name)}",
         )
         for number, name in enumerate(log.losses())
     ]
-    how = "Over the updates: plain lines in training, dashed ones with markers in validation."
-    html = page.paragraph(how) + page.gallery(pictures)
+    legend = "Over the updates: solid lines for training, dashed lines with markers for validation."
+    html = page.paragraph(legend) + page.gallery(pictures)
     layers = [
         panel(
             f"layers{number}",
             lambda ax, name=name, site=site: draw_layers(ax, log, name, site),
             caption=f"{LAYER_TITLES.get(name, name)} of every layer, {site} attention",
-            described=f"{LAYER_TITLES.get(name, name)} of {len(of_site)} layers over training.",
+            description=f"{LAYER_TITLES.get(name, name)} of {len(indices)} layers over training.",
             size=SQUARE,
         )
-        for number, ((name, site), of_site) in enumerate(log.layers().items())
+        for number, ((name, site), indices) in enumerate(log.layers().items())
     ]
     return html + (page.heading("Layers") + page.gallery(layers) if layers else "")
 
 
 def attention(maps: Sequence[AttentionMap], about: str) -> str:
+    """Heat maps of attention: the mean weights and, if the attention is random, std/mean.
+
+    ``about`` is the text above the maps.
+    """
     pictures = []
-    for number, one in enumerate(maps):
+    for number, heatmap in enumerate(maps):
         drawn: list[tuple[str, Callable, str]] = [("mean", draw_mean, "mean weight")]
-        if one.ratio is not None:
-            drawn.append(("ratio", draw_ratio, "std/mean: how unsure it is of the weight"))
+        if heatmap.ratio is not None:
+            drawn.append(("ratio", draw_ratio, "std/mean: relative uncertainty of the weight"))
         pictures += [
             panel(
                 f"{name}{number}",
-                lambda ax, draw=draw, one=one: draw(ax, one),
+                lambda ax, draw=draw, heatmap=heatmap: draw(ax, heatmap),
                 caption=caption,
-                described=f"Heat map, {one.title}: {caption}, {len(one.queries)} queries by "
-                f"{len(one.keys)} keys. Strongest: {_strongest(one)}.",
-                size=one.size(),
+                description=f"Heat map, {heatmap.title}: {caption}, "
+                f"{len(heatmap.queries)} queries by {len(heatmap.keys)} keys. "
+                f"Strongest: {_strongest(heatmap)}.",
+                size=heatmap.size(),
             )
             for name, draw, caption in drawn
         ]
@@ -96,25 +102,30 @@ def attention(maps: Sequence[AttentionMap], about: str) -> str:
 
 
 def head_importance(reports: Sequence[HeadReport]) -> str:
+    """The figure of the importance of heads."""
     figure = heads_figure(reports)
     count = sum(len(report.importances) for report in reports)
     caption = f"{reports[0].effect} when a head is masked, {count} heads"
-    described = f"Histogram and map of the importance of {count} heads."
-    return page.gallery([page.picture(inline_svg(figure, "heads"), caption, described, paper=True)])
+    description = f"Histogram and map of the importance of {count} heads."
+    return page.gallery(
+        [page.picture(inline_svg(figure, "heads"), caption, description, paper=True)]
+    )
 
 
 def _lines(log: TrainingLog, name: str) -> dict[str, Series]:
-    found = {"training": log.trained(name), **{x: log.series(x, name) for x in log.validated}}
-    return {part: series for part, series in found.items() if series is not None}
+    """The series of one quantity by part of the run: training, or the name of a validation set."""
+    by_part = {"training": log.trained(name), **{x: log.series(x, name) for x in log.validated}}
+    return {part: series for part, series in by_part.items() if series is not None}
 
 
 def _at_the_end(log: TrainingLog, name: str) -> str:
+    """The last values of a curve, in words."""
     lines = _lines(log, name).items()
     return ", ".join(f"{series.values[-1]:.4g} in {part}" for part, series in lines)
 
 
-def _ends(log: TrainingLog, name: str) -> str:
-    """Where a curve begins and ends, in words."""
+def _first_and_last(log: TrainingLog, name: str) -> str:
+    """The first and last values of a curve, in words."""
     return " ".join(
         f"{part}: from {series.values[0]:.4g} at update {series.updates[0]} to "
         f"{series.values[-1]:.4g} at {series.updates[-1]}."
@@ -122,6 +133,7 @@ def _ends(log: TrainingLog, name: str) -> str:
     )
 
 
-def _strongest(one: AttentionMap) -> str:
-    row, column = divmod(int(one.mean.argmax()), one.mean.shape[1])
-    return f"{one.queries[row]} to {one.keys[column]} with {one.mean[row, column]:.2f}"
+def _strongest(heatmap: AttentionMap) -> str:
+    """The (query, key) pair with the largest mean weight, in words."""
+    row, column = divmod(int(heatmap.mean.argmax()), heatmap.mean.shape[1])
+    return f"{heatmap.queries[row]} to {heatmap.keys[column]} with {heatmap.mean[row, column]:.2f}"

@@ -1,51 +1,27 @@
-"""Sections of a run's page: how good and how calibrated it is, and what it is least certain of."""
+"""Sections of the HTML page about a run: metrics, calibration, and the least certain examples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from fairseq_stochattn.analysis import page
-from fairseq_stochattn.analysis.calibration_plot import (
-    draw_out_of_domain,
-    draw_reliability,
-    draw_risk_coverage,
-)
-from fairseq_stochattn.analysis.drawing import SQUARE
-from fairseq_stochattn.analysis.evaluation_file import name_of, with_part
-from fairseq_stochattn.analysis.svg import panel
+from . import page
+from .calibration_plot import draw_out_of_domain, draw_reliability, draw_risk_coverage
+from .drawing import SQUARE
+from .evaluation_file import name_of, with_part
+from .metric_labels import METER_LABELS, METRIC_LABELS, label_of
+from .svg import panel
 
-# Name, which way is better, what it is.
-METRICS = {
-    "accuracy": ("accuracy (%)", "higher", "right answers"),
-    "bleu": ("BLEU", "higher", "sacrebleu, of the whole set"),
-    "perplexity": ("perplexity", "lower", "how many tokens the model hesitates between"),
-    "nll": ("NLL (bits)", "lower", "−log₂ of the probability of the right answer"),
-    "brier": ("Brier score", "lower", "squared distance of the probabilities from the answer"),
-    "ece": ("ECE", "lower", "expected gap between confidence and accuracy"),
-    "oe": ("OE", "lower", "the same, where it is too confident"),
-    "pavpu": ("PAvPU", "higher", "share that is right and certain, or wrong and uncertain"),
-    "aurc": ("AURC", "lower", "mean share wrong, whatever share is answered"),
-    "predictive_entropy": ("predictive entropy (bits)", "", "all uncertainty"),
-    "expected_entropy": ("expected entropy (bits)", "", "of it, what is in the data"),
-    "mutual_information": ("mutual information (bits)", "", "of it, what is in the attention"),
-}
+# The table begins with these metrics. The others follow in the order of ``METRIC_LABELS``.
+_FIRST_METRICS = ("accuracy", "bleu", "perplexity", "nll")
 
 
 def metrics(evaluation: dict[str, Any]) -> str:
+    """The table of all metrics, comparisons between checkpoints, and figures of calibration."""
     entries = evaluation["checkpoints"]
-    known = dict.fromkeys(METRICS) | dict.fromkeys(x for e in entries for x in e["metrics"])
-    rows = []
-    for name in known:
-        values = [entry["metrics"].get(name) for entry in entries]
-        if any(value is not None for value in values):
-            label, better, meaning = METRICS.get(name, (name.replace("_", " "), "", ""))
-            below = f"{meaning}; {better} is better" if better else meaning
-            rows.append([page.titled(label, below), *map(page.shown, values)])
-    head = ["measure", *map(name_of, entries)]
     origin = f"{evaluation.get('split', '')} set of {evaluation.get('data', '')}"
     caption = f"{origin}, {evaluation.get('samples', 1)} samples of the attention"
-    html = page.table(caption, head, rows, numeric=range(1, 1 + len(entries)))
+    html = _table(caption, "measure", entries, "metrics", (*_FIRST_METRICS, *METRIC_LABELS))
     for entry in entries:
         if entry.get("signature"):
             html += page.paragraph(f"BLEU of {name_of(entry)}: {entry['signature']}")
@@ -56,16 +32,41 @@ def metrics(evaluation: dict[str, Any]) -> str:
         ]
         method = evaluation["comparisons"][0].get("method", "")
         html += page.table(f"Differences, {method}", ["", "BLEU", "p"], rows, numeric=(1, 2))
+    if with_part(evaluation, "meters"):
+        caption = "Meters: does the attention method do what it exists for?"
+        html += _table(caption, "meter", entries, "meters", tuple(METER_LABELS))
     return html + page.gallery(_calibration(evaluation))
 
 
+def _table(
+    caption: str, column: str, entries: Sequence[dict[str, Any]], part: str, first: Sequence[str]
+) -> str:
+    """A table of ``entry[part]`` with one column per checkpoint.
+
+    The rows named in ``first`` come first.
+    """
+    parts = [entry.get(part) or {} for entry in entries]
+    rows = []
+    for name in dict.fromkeys((*first, *(name for numbers in parts for name in numbers))):
+        values = [numbers.get(name) for numbers in parts]
+        if any(value is not None for value in values):
+            label = label_of(name)
+            better = f"; {label.better} is better" if label.better else ""
+            title = page.titled(label.label, f"{label.meaning}{better}")
+            rows.append([title, *map(page.shown, values)])
+    head = [column, *map(name_of, entries)]
+    return page.table(caption, head, rows, numeric=range(1, 1 + len(entries)))
+
+
 def _calibration(evaluation: dict[str, Any]) -> list[str]:
+    """The figures of reliability, risk-coverage and entropy that the evaluation has data for."""
     pictures = [
         panel(
             f"reliability{number}",
             lambda ax, entry=entry: draw_reliability(ax, entry),
-            caption="Reliability: where bars reach the diagonal, confidence can be trusted",
-            described=f"Reliability diagram of {name_of(entry)}. " + _bins(entry["reliability"]),
+            caption="Reliability: the closer the bars to the diagonal, the better calibrated",
+            description=f"Reliability diagram of {name_of(entry)}. "
+            + _bins_in_words(entry["reliability"]),
             size=SQUARE,
         )
         for number, entry in enumerate(with_part(evaluation, "reliability"))
@@ -76,8 +77,8 @@ def _calibration(evaluation: dict[str, Any]) -> list[str]:
             panel(
                 "risk",
                 lambda ax: draw_risk_coverage(ax, answered),
-                caption="Risk over coverage: the lower, the better it knows what it does not know",
-                described="Share of wrong answers over the share answered, most certain first.",
+                caption="Risk over coverage: the lower the curve, the better",
+                description="Share of wrong answers over the share answered, most certain first.",
                 size=SQUARE,
             )
         )
@@ -88,8 +89,8 @@ def _calibration(evaluation: dict[str, Any]) -> list[str]:
             panel(
                 f"domain{number}",
                 lambda ax, entry=entry: draw_out_of_domain(ax, entry),
-                caption=f"Entropy here and on {other}: the further apart, the better",
-                described=f"Share of examples below an entropy, two curves. AUROC: {scores}.",
+                caption=f"Entropy on this data and on {other}: the further apart, the better",
+                description=f"Share of examples below an entropy, two curves. AUROC: {scores}.",
                 size=SQUARE,
             )
         )
@@ -97,22 +98,25 @@ def _calibration(evaluation: dict[str, Any]) -> list[str]:
 
 
 def least_certain(entry: dict[str, Any]) -> str:
+    """A table of the predictions with the lowest confidence of one checkpoint."""
     rows = []
-    for one in entry["least_certain"]:
-        right = None if one.get("target") is None else one["prediction"] == one["target"]
+    for example in entry["least_certain"]:
+        right = (
+            None if example.get("target") is None else example["prediction"] == example["target"]
+        )
         verdict = {None: "", True: "✓\N{NO-BREAK SPACE}right", False: "✗\N{NO-BREAK SPACE}wrong"}[
             right
         ]
         rows.append(
             (
-                one["id"],
-                page.shown(one["text"]),
-                page.shown(one["prediction"]),
-                page.shown(one.get("target")),
+                example["id"],
+                page.shown(example["text"]),
+                page.shown(example["prediction"]),
+                page.shown(example.get("target")),
                 verdict,
-                "" if one.get("confidence") is None else page.bar(one["confidence"]),
-                page.shown(one.get("entropy")),
-                page.shown(one.get("mutual_information")),
+                "" if example.get("confidence") is None else page.bar(example["confidence"]),
+                page.shown(example.get("entropy")),
+                page.shown(example.get("mutual_information")),
             )
         )
     head = [
@@ -120,7 +124,7 @@ def least_certain(entry: dict[str, Any]) -> str:
         "text",
         "prediction",
         "target",
-        "it is",
+        "result",
         "confidence",
         "entropy",
         "mutual information",
@@ -130,7 +134,8 @@ def least_certain(entry: dict[str, Any]) -> str:
     )
 
 
-def _bins(bins: Sequence[dict[str, Any]]) -> str:
+def _bins_in_words(bins: Sequence[dict[str, Any]]) -> str:
+    """Confidence, accuracy and size of every bin that is not empty, for screen readers."""
     return " ".join(
         f"Confidence {x['confidence']:.2f}: accuracy {x['accuracy']:.2f} of {x['count']}."
         for x in bins

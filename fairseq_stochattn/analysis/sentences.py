@@ -1,63 +1,67 @@
-"""Single sentences for a trained model: from its data by number, or from text."""
+"""Turns single sentences into model input. A sentence is a number in a data set, or a text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.dataclass.configs import GenerationConfig
 from fairseq.models import FairseqEncoderDecoderModel, FairseqLanguageModel
-from fairseq.tasks import TASK_REGISTRY
 from torch import Tensor
 
-from fairseq_stochattn.analysis.evaluation import Evaluation
-from fairseq_stochattn.errors import UsageError
+from ..core.errors import InputError
+from ..core.paired_batch import map_rows
+from ..tasks.kinds import is_task
+from .evaluation import Evaluation
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """What a model reads, as one batch of one row, and the tokens behind it."""
+    """A model's input for one sentence, and the tokens of the sentence as strings."""
 
-    name: str  # as a title begins
-    net_input: dict[str, Any]
-    source: list[str]  # behind the encoder
-    read: list[str]  # behind the decoder: what is written so far
-    written: list[str]  # what the decoder is to write at each position
+    name: str  # the beginning of a title, or an empty string for sentences given as text
+    net_input: dict[str, Any]  # a batch of one row
+    source: list[str]  # input of the encoder
+    read: list[str]  # input of the decoder at each position
+    written: list[str]  # target of the decoder at each position
 
     def tokens(self, site: str) -> tuple[list[str], list[str]]:
-        """Queries and keys of the attention of a site."""
+        """The tokens of the queries and of the keys at a site: encoder, decoder or cross."""
         if site == "encoder":
             return self.source, self.source
         return self.written, self.source if site == "cross" else self.read
 
     def copies(self, count: int) -> dict[str, Any]:
-        """What the model reads, so many times in one batch."""
-        return {
-            name: value.repeat(count, *[1] * (value.dim() - 1))
-            if isinstance(value, Tensor)
-            else value
-            for name, value in self.net_input.items()
-        }
+        """The model's input with ``count`` equal rows."""
+        return map_rows(self.net_input, partial(torch.repeat_interleave, repeats=count, dim=0))
 
 
 def sentences_of(evaluation: Evaluation, numbers: Sequence[int]) -> Iterator[Sentence]:
-    """Those of an evaluation that was loaded for these numbers."""
-    for number, sample in zip(numbers, evaluation.batches, strict=True):
-        if "net_input" not in sample:
-            raise UsageError("the model chooses between several texts: its attention is not drawn")
-        yield _sentence(
-            evaluation, f"sentence {number},", sample["net_input"], sample.get("target")
-        )
+    """Yield the sentences of an evaluation that was loaded with ``ids=numbers``."""
+    for number, batch in zip(numbers, evaluation.batches, strict=True):
+        if "net_input" not in batch:
+            raise InputError(
+                "attention cannot be drawn for multiple choice: an example is several texts"
+            )
+        yield _sentence(evaluation, f"sentence {number},", batch["net_input"], batch.get("target"))
 
 
 def sentence_from(evaluation: Evaluation, text: str, target: str | None = None) -> Sentence:
-    """A text in the subwords of the data; a translation that is not given is searched for."""
+    """A sentence from a text that is split into the subwords of the data.
+
+    If ``target`` is None, a translation model translates the text by beam search.
+    """
     task, model = evaluation.task, evaluation.model
     tokens = _encode(task.source_dictionary, text)
+    longest = np.min(utils.resolve_max_positions(task.max_positions(), model.max_positions()))
+    if len(tokens) > longest:
+        raise InputError(f"the text has {len(tokens)} tokens, the model takes {longest}")
     eos = tokens[-1:]
     if isinstance(model, FairseqLanguageModel):
         read = torch.cat([eos, tokens[:-1]])
@@ -81,40 +85,46 @@ def _source(tokens: Tensor) -> dict[str, Tensor]:
 
 
 def _first_token(task: Any) -> int | None:
-    """What a task for encoders puts before every text."""
-    if isinstance(task, TASK_REGISTRY["masked_lm"]):
+    """The token that a task for encoders puts in front of every text, or None."""
+    if is_task(task, "masked_lm"):
         return task.source_dictionary.bos()
     return getattr(task.cfg, "init_token", None)
 
 
 def _encode(symbols: Dictionary, text: str) -> Tensor:
+    """The token ids of a text, (N,), with eos at the end."""
     tokens = symbols.encode_line(text, add_if_not_exist=False, append_eos=True).long()
     if len(tokens) == 1:
-        raise UsageError("the text is empty")
+        raise InputError("the text is empty")
     if tokens[:-1].eq(symbols.unk()).all():
-        raise UsageError(
+        raise InputError(
             f"no word of '{text}' is in the dictionary: write it in the subwords of the data, "
-            "spaces between them"
+            "separated by spaces"
         )
     return tokens
 
 
 @torch.no_grad()
 def _translate(evaluation: Evaluation, net_input: dict[str, Tensor]) -> Tensor:
-    sample = {"id": torch.tensor([0]), "net_input": net_input}
-    sample = utils.move_to_cuda(sample) if evaluation.cuda else sample
+    """The best translation by beam search, (N,), with eos at the end."""
+    batch = {"id": torch.tensor([0]), "net_input": net_input}
+    batch = utils.move_to_cuda(batch) if evaluation.cuda else batch
     generator = evaluation.task.build_generator([evaluation.model], GenerationConfig(beam=5))
     try:
-        found = evaluation.task.inference_step(generator, [evaluation.model], sample)
+        beams = evaluation.task.inference_step(generator, [evaluation.model], batch)
     finally:
-        generator.model.set_decoder_beam_size(1)  # else cross-attention goes on sharing keys
-    return found[0][0]["tokens"].cpu()
+        # Otherwise cross-attention would still expect several queries per source.
+        generator.model.set_decoder_beam_size(1)
+    return beams[0][0]["tokens"].cpu()
 
 
 def _sentence(
     evaluation: Evaluation, name: str, net_input: dict[str, Any], target: Tensor | None
 ) -> Sentence:
-    """Without padding, which --required-seq-len-multiple puts to single sentences too."""
+    """A sentence from a batch of one row, without padding.
+
+    Even a single sentence has padding if --required-seq-len-multiple is set.
+    """
     task, model = evaluation.task, evaluation.model
     pad = task.source_dictionary.pad()
     net_input = {
@@ -136,7 +146,7 @@ def _sentence(
 
 
 def _unpadded(tokens: Tensor, pad: int) -> Tensor:
-    """(1, L) → (1, N)."""
+    """The non-padding tokens, (1, L) → (1, N)."""
     return tokens[:, tokens[0].ne(pad)]
 
 

@@ -1,4 +1,4 @@
-"""Figures as SVG inside a page: they take the page's text colour, so they suit light and dark."""
+"""Converts figures to inline SVG in the text colour of the page, which may be light or dark."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from fairseq_stochattn.analysis.drawing import COLOURS, PANEL, panels
-from fairseq_stochattn.analysis.page import picture
+from .drawing import COLOURS, PANEL, panels
+from .page import picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,10 +18,11 @@ _REFERENCE = re.compile(r"(\bid=\"|url\(#|href=\"#)")
 
 
 def inline_svg(figure: Figure, name: str) -> str:
-    """The ``<svg>`` element of a figure without background; black is the colour of the text.
+    """The ``<svg>`` element of a figure, without background.
 
-    Its text is text, in the reader's fonts. ``name`` keeps the ids of several figures apart. What
-    the picture shows is said beside it, so it is hidden from screen readers.
+    Whatever is black in the figure has the text colour of the page. Text stays text, in the
+    reader's fonts. ``name`` makes the ids unique among several figures. The element is hidden from
+    screen readers, because ``page.picture`` adds a description.
     """
     import matplotlib
 
@@ -33,7 +34,7 @@ def inline_svg(figure: Figure, name: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = svg.replace(": #000000", ": currentColor")
-    # The blue is too dark for dark pages.
+    # This blue is too dark on dark pages; page.css defines a lighter one.
     svg = svg.replace(f": {COLOURS[0].lower()}", f": var(--blue, {COLOURS[0]})")
     svg = _REFERENCE.sub(rf"\g<1>{name}-", svg)
     return svg.replace("<svg", '<svg aria-hidden="true" fill="currentColor"', 1).strip()
@@ -43,10 +44,10 @@ def panel(
     name: str,
     draw: Callable[[Axes], None],
     caption: str,
-    described: str,
+    description: str,
     size: tuple[float, float] = PANEL,
 ) -> str:
-    """A picture of one panel for a page."""
+    """HTML for a figure with one panel, drawn by ``draw``."""
     figure, (ax,) = panels(1, size)
     draw(ax)
-    return picture(inline_svg(figure, name), caption, described)
+    return picture(inline_svg(figure, name), caption, description)

@@ -1,23 +1,26 @@
-"""What a training told: fairseq's log, simple or JSON, or its tensorboard files, as named series.
+"""Reads fairseq's training logs (simple, JSON or tensorboard) into named series of numbers.
 
 A series belongs to a part of the run: ``train_inner`` (every --log-interval updates), ``train``
-(epochs) and the validated sets, ``valid`` and its like. Where an update is told twice (--log-file
-repeats lines, a resumed run goes back) the last word counts.
+(every epoch), or a validation set such as ``valid``. If an update occurs twice, its last value is
+used. This happens because --log-file repeats lines, and because a resumed run repeats updates.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_stochattn.attention.method import SITES
-from fairseq_stochattn.errors import UsageError
+from ..core.errors import InputError
+from ..core.json_input import parse_json
+from ..core.optional import optional_import
+from ..core.selection import SITES
+from .json_shape import LARGEST
 
-# What fairseq counts beside losses: speed, sizes, places in the run.
+# Statistics that fairseq logs and that are not losses: speed, sizes, progress.
 BOOKKEEPING = frozenset(
     (
         *("epoch", "update", "num_updates", "wps", "ups", "wpb", "bsz", "train_wall", "wall"),
@@ -27,19 +30,19 @@ BOOKKEEPING = frozenset(
 )
 _INNER = re.compile(r"epoch \d+: +\d+ / \d+ (?P<stats>\S+=.*)$")
 _ENDED = re.compile(r"epoch \d+ \| (?:valid on '(?P<subset>[^']+)' subset \| )?(?P<stats>\S+ .*)$")
-_OF_LAYER = re.compile(rf"(?P<name>.+)_(?P<site>{'|'.join(SITES)})_(?P<layer>\d+)")
+_OF_LAYER = re.compile(rf"(?P<name>.+)_(?P<site>{'|'.join(SITES)})_(?P<layer>[0-9]{{1,4}})")
 _STEP = "num_updates"
 
 
 class Series(NamedTuple):
-    """A quantity over the updates of a run."""
+    """The values of one quantity over the updates of a run."""
 
     updates: list[int]
     values: list[float]
 
 
 class OfLayer(NamedTuple):
-    """A quantity that is told for every layer, such as masked_share_encoder_0."""
+    """The parts of a name such as ``masked_share_encoder_0``, a quantity of one layer."""
 
     name: str
     site: str
@@ -47,38 +50,40 @@ class OfLayer(NamedTuple):
 
 
 def of_layer(name: str) -> OfLayer | None:
-    """What the name of a series says of its place; None where it has none."""
-    found = _OF_LAYER.fullmatch(name)
-    return OfLayer(found["name"], found["site"], int(found["layer"])) if found else None
+    """Split the name of a series into quantity, site and layer; None for a name without layer."""
+    match = _OF_LAYER.fullmatch(name)
+    return OfLayer(match["name"], match["site"], int(match["layer"])) if match else None
 
 
 class TrainingLog:
-    """Series by part of the run and name."""
+    """Series of numbers by part of the run and name."""
 
     def __init__(self) -> None:
-        self._told: dict[str, dict[str, dict[int, float]]] = {}
+        self._values: dict[str, dict[str, dict[int, float]]] = {}
 
-    def tell(self, part: str, update: int, stats: Mapping[str, float]) -> None:
+    def add(self, part: str, update: int, stats: Mapping[str, float]) -> None:
+        """Add the statistics of one update, in place of earlier ones for the same update."""
         for name, value in stats.items():
-            self._told.setdefault(part, {}).setdefault(name, {})[update] = value
+            self._values.setdefault(part, {}).setdefault(name, {})[update] = value
 
     def __bool__(self) -> bool:
-        return bool(self._told)
+        return bool(self._values)
 
     @property
     def parts(self) -> list[str]:
-        return list(self._told)
+        return list(self._values)
 
     @property
     def validated(self) -> list[str]:
+        """The names of the validation sets."""
         return [part for part in self.parts if part not in ("train", "train_inner")]
 
     def names(self) -> list[str]:
-        """Of all parts, in the order of their appearance."""
-        return list(dict.fromkeys(name for told in self._told.values() for name in told))
+        """The names of all series, in the order of their appearance."""
+        return list(dict.fromkeys(name for by_name in self._values.values() for name in by_name))
 
     def losses(self) -> list[str]:
-        """Every named loss and measure of the whole model: no bookkeeping, no single layers."""
+        """The names of all losses and measures of the whole model, without ``BOOKKEEPING``."""
         return [
             name
             for name in self.names()
@@ -86,27 +91,28 @@ class TrainingLog:
         ]
 
     def layers(self) -> dict[tuple[str, str], list[int]]:
-        """(quantity, site) → the layers that it is told for."""
-        found: dict[tuple[str, str], list[int]] = {}
+        """A dictionary (quantity, site) → layers for which the quantity was logged."""
+        layers: dict[tuple[str, str], list[int]] = {}
         for place in filter(None, map(of_layer, self.names())):
-            found.setdefault((place.name, place.site), []).append(place.layer)
-        return {key: sorted(layers) for key, layers in found.items()}
+            layers.setdefault((place.name, place.site), []).append(place.layer)
+        return {key: sorted(indices) for key, indices in layers.items()}
 
     def series(self, part: str, name: str) -> Series | None:
-        told = self._told.get(part, {}).get(name)
-        if not told:
+        """One quantity in one part of the run, sorted by update, or None if it was not logged."""
+        values = self._values.get(part, {}).get(name)
+        if not values:
             return None
-        updates = sorted(told)
-        return Series(updates, [told[update] for update in updates])
+        updates = sorted(values)
+        return Series(updates, [values[update] for update in updates])
 
     def trained(self, name: str) -> Series | None:
-        """In training, as finely as it was told."""
-        found = [self.series(part, name) for part in ("train_inner", "train")]
-        return max(filter(None, found), key=lambda series: len(series.updates), default=None)
+        """One quantity during training, from the part (train_inner or train) with more values."""
+        candidates = [self.series(part, name) for part in ("train_inner", "train")]
+        return max(filter(None, candidates), key=lambda series: len(series.updates), default=None)
 
 
 def read_log(paths: Iterable[Path]) -> TrainingLog:
-    """The logs of one run: text files, and folders of tensorboard (--tensorboard-logdir)."""
+    """Read the logs of one run: text files, or tensorboard folders (--tensorboard-logdir)."""
     log = TrainingLog()
     for path in paths:
         if path.is_dir():
@@ -114,33 +120,34 @@ def read_log(paths: Iterable[Path]) -> TrainingLog:
         elif path.is_file():
             with path.open(encoding="utf-8", errors="replace") as lines:
                 for part, stats in filter(None, map(_parse, lines)):
-                    if _STEP in stats:
-                        log.tell(part, int(stats.pop(_STEP)), stats)
+                    if math.isfinite(stats.get(_STEP, math.nan)):
+                        log.add(part, int(stats.pop(_STEP)), stats)
         else:
-            raise UsageError(f"log {path} does not exist")
+            raise InputError(f"log {path} does not exist")
     return log
 
 
 def _parse(line: str) -> tuple[str, dict[str, float]] | None:
-    """A line of fairseq's progress as (part, statistics); None for every other line."""
+    """The part and the statistics of a line, or None for a line without statistics."""
     line = line.rstrip()
     if '": ' in line and line.endswith("}"):
         return _parse_json(line[line.find("{") :])
-    if found := _INNER.search(line):
-        pairs = (pair.split("=", 1) for pair in found["stats"].split(", "))
+    if match := _INNER.search(line):
+        pairs = (pair.split("=", 1) for pair in match["stats"].split(", "))
         return "train_inner", _numbers(pairs)
-    if found := _ENDED.search(line):
-        pairs = (pair.rsplit(" ", 1) for pair in found["stats"].split(" | "))
-        return found["subset"] or "train", _numbers(pairs)
+    if match := _ENDED.search(line):
+        pairs = (pair.rsplit(" ", 1) for pair in match["stats"].split(" | "))
+        return match["subset"] or "train", _numbers(pairs)
     return None
 
 
 def _parse_json(text: str) -> tuple[str, dict[str, float]] | None:
+    """The part and the statistics of a JSON object, or None if the text is not JSON."""
     try:
-        row = json.loads(text)
+        row = parse_json(text)
     except ValueError:
         return None
-    # The end of an epoch has its part before every name: valid_loss, valid_num_updates.
+    # At the end of an epoch, every name starts with the part: valid_loss, valid_num_updates.
     part = next((key.removesuffix(f"_{_STEP}") for key in row if key.endswith(f"_{_STEP}")), None)
     if part is None:
         return "train_inner", _numbers(row.items())
@@ -148,23 +155,23 @@ def _parse_json(text: str) -> tuple[str, dict[str, float]] | None:
 
 
 def _numbers(pairs: Iterable[Sequence]) -> dict[str, float]:
-    found = {}
+    """The pairs (name, value) whose value is a number."""
+    numbers = {}
     for pair in pairs:
-        with suppress(TypeError, ValueError):  # words among the figures, such as None
+        with suppress(TypeError, ValueError, OverflowError):  # not a number, such as None
             name, value = pair
-            found[name] = float(value)
-    return found
+            number = float(value)
+            numbers[name] = number if abs(number) <= LARGEST else number * math.inf
+    return numbers
 
 
 def _read_events(folder: Path, log: TrainingLog) -> None:
-    """fairseq writes one folder a part."""
-    try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    except ImportError:
-        raise UsageError(f"{folder} needs tensorboard: pip install tensorboard") from None
+    """Add the numbers in tensorboard's files. fairseq writes one folder per part of the run."""
+    module = "tensorboard.backend.event_processing.event_accumulator"
+    events_module = optional_import(module, f"reading {folder}", extra=None)
     for events in sorted({path.parent for path in folder.rglob("events.out.tfevents.*")}):
-        accumulator = EventAccumulator(str(events), size_guidance={"scalars": 0})
+        accumulator = events_module.EventAccumulator(str(events), size_guidance={"scalars": 0})
         accumulator.Reload()
         for name in accumulator.Tags()["scalars"]:
             for event in accumulator.Scalars(name):
-                log.tell(events.name, event.step, {name: event.value})
+                log.add(events.name, event.step, {name: event.value})

@@ -1,6 +1,7 @@
-"""Samples of the attention weights of a sentence: their mean and how widely they spread.
+"""Samples the attention weights for a sentence; computes their mean and standard deviation.
 
-Zhang et al. 2021 (BABN), Fig. 3: the mean of every query-key pair, and std/mean as its uncertainty.
+Zhang et al. 2021 (BABN), Fig. 3, plots the mean weight of every (query, key) pair, and std/mean as
+its uncertainty.
 """
 
 from __future__ import annotations
@@ -12,54 +13,57 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fairseq_stochattn.analysis.sentences import Sentence
-from fairseq_stochattn.attention.recurrent import StochasticAttentionLayer
-from fairseq_stochattn.attention.watching import Heads, watching
-from fairseq_stochattn.errors import UsageError
-from fairseq_stochattn.heads import HeadGroup, find_heads
-from fairseq_stochattn.sampling import is_random, sampled_attention
+from ..core.errors import InputError
+from ..core.head_hooks import HeadOutputs, hook_heads
+from ..core.heads import HeadGroup, find_heads
+from ..models.lstm_attention import StochasticAttentionLayer
+from ..uncertainty.sampling import is_random, sampled_attention
+from .sentences import Sentence
 
 
 @dataclass(frozen=True)
 class WeightSamples:
-    """K samples of what one attention module does to one sentence."""
+    """K samples of the weights in one attention module for one sentence.
 
-    weights: Tensor  # (K, H, T, S), rows add up to 1
-    log_unnormalised: Tensor | None  # (K, H, T, S): log S before it; None without a method
+    S is the positive variable that a method samples and that is normalised to the weights.
+    """
+
+    weights: Tensor  # (K, H, T, S), each row sums to 1
+    log_unnormalised: Tensor | None  # (K, H, T, S): log S; None if no method samples S
 
     def mean(self) -> Tensor:
-        """(H, T, S)."""
+        """The mean over the samples, (H, T, S)."""
         return self.weights.mean(dim=0)
 
     def std(self) -> Tensor:
-        """(H, T, S): sample standard deviation; of a single sample 0."""
+        """The standard deviation over the samples, (H, T, S), or 0 if there is only one sample."""
         if len(self.weights) == 1:
             return torch.zeros_like(self.weights[0])
         return self.weights.std(dim=0)
 
     def ratio(self, unnormalised: bool = False) -> Tensor:
-        """std/mean, (H, T, S), of the weights or of S; NaN where the query never sees the key.
+        """std/mean of the weights, or of S if ``unnormalised``, (H, T, S).
 
-        S is the positive variable that the weights are normalised from. Its std/mean is what the
-        paper draws: in a first layer of fixed width (bam) the same in every cell.
+        It is NaN where the query cannot see the key. The paper plots std/mean of S. With a
+        distribution of fixed width (bam), this is the same for all pairs of the first layer.
         """
-        seen = self.mean() > 0
-        found = self.std() / self.mean()
+        visible = self.mean() > 0
+        ratio = self.std() / self.mean()
         if unnormalised:
             if self.log_unnormalised is None:
-                raise UsageError("--unnormalised: this attention has no method, S is not sampled")
-            # A factor common to all samples cancels: the largest keeps them from overflowing.
+                raise InputError("--unnormalised: this attention has no method that samples S")
+            # Division of S by its largest sample prevents an overflow and does not change std/mean.
             s = (self.log_unnormalised - self.log_unnormalised.amax(dim=0)).exp()
-            found = s.std(dim=0) / s.mean(dim=0)
-        return found.masked_fill(~seen, torch.nan)
+            ratio = s.std(dim=0) / s.mean(dim=0)
+        return ratio.masked_fill(~visible, torch.nan)
 
     def averaged(self) -> WeightSamples:
-        """The mean over the heads as one head."""
+        """The samples of the mean over all heads, in the form of a single head."""
         return WeightSamples(self.weights.mean(dim=1, keepdim=True), None)
 
 
 def find_attention(model: nn.Module) -> list[HeadGroup]:
-    """Every attention of queries over keys; the LSTM's is a single head."""
+    """All modules in which queries attend to keys. The attention of an LSTM has a single head."""
     groups = [group for group in find_heads(model) if hasattr(group.module, "attention_methods")]
     recurrent = [
         HeadGroup(name, module, "cross", 0, 1, {})
@@ -67,7 +71,7 @@ def find_attention(model: nn.Module) -> list[HeadGroup]:
         if isinstance(module, StochasticAttentionLayer)
     ]
     if not groups and not recurrent:
-        raise UsageError("this model has no attention of queries over keys to draw")
+        raise InputError("this model has no attention to draw: no queries attend to keys")
     return groups + recurrent
 
 
@@ -75,30 +79,37 @@ def find_attention(model: nn.Module) -> list[HeadGroup]:
 def sample_weights(
     model: nn.Module, sentence: Sentence, groups: Sequence[HeadGroup], samples: int
 ) -> list[WeightSamples]:
-    """For every group K samples, all in one pass over K copies of the sentence.
+    """Sample the weights of every group K times, in one pass over K copies of the sentence.
 
-    Attention that is not random has one sample: its weights.
+    If the attention is not random, there is one sample.
     """
     random = is_random(model)
-    seen: list[list[Tensor]] = [[] for _ in groups]
-    logs: list[list[Tensor]] = [[] for _ in groups]
-    with ExitStack() as watches:
-        for group, weights, log_s in zip(groups, seen, logs, strict=True):
+    all_weights: list[list[Tensor]] = [[] for _ in groups]
+    all_logs: list[list[Tensor]] = [[] for _ in groups]
+    with ExitStack() as hooks:
+        for group, weights, logs in zip(groups, all_weights, all_logs, strict=True):
 
-            def see(heads: Heads, weights: list[Tensor] = weights) -> None:
+            def keep_weights(heads: HeadOutputs, weights: list[Tensor] = weights) -> None:
                 weights.append(heads.weights)
 
-            def after(_: nn.Module, __: object, out: Tensor, log_s: list[Tensor] = log_s) -> None:
-                log_s.append(out)
+            def keep_log(_: nn.Module, __: object, out: Tensor, logs: list[Tensor] = logs) -> None:
+                logs.append(out)
 
-            watches.enter_context(watching([group.module], see))
+            hooks.enter_context(hook_heads([group.module], keep_weights))
             for method in list(group.module.attention_methods.values())[-1:]:
-                watches.callback(method.register_forward_hook(after).remove)
-        watches.enter_context(sampled_attention([model]) if random else nullcontext())
+                hooks.callback(method.register_forward_hook(keep_log).remove)
+        hooks.enter_context(sampled_attention([model]) if random else nullcontext())
         model(**sentence.copies(samples if random else 1))
-    return [WeightSamples(_joined(x), _joined(y)) for x, y in zip(seen, logs, strict=True)]
+    return [
+        WeightSamples(_concatenate(weights), _concatenate(logs))
+        for weights, logs in zip(all_weights, all_logs, strict=True)
+    ]
 
 
-def _joined(calls: Sequence[Tensor]) -> Tensor | None:
-    """The LSTM attends once a target token: (K, H, 1, S) each; all others once, (K, H, T, S)."""
+def _concatenate(calls: Sequence[Tensor]) -> Tensor | None:
+    """The outputs of all calls of a module as one tensor (K, H, T, S), or None without calls.
+
+    An LSTM attends once per target token, with outputs (K, H, 1, S). All other models attend once,
+    with the output (K, H, T, S).
+    """
     return torch.cat(list(calls), dim=2).double().cpu() if calls else None

@@ -1,9 +1,9 @@
-"""Criterions of ours: each wraps the task's own and adds the losses of the attention.
+"""Criterions that wrap the task's own criterion and add the losses of the attention.
 
-The exceptions are electra and tagging, which are such tasks' own.
+Only electra and token_tagging wrap nothing: they are the own criterions of the tasks of that name.
 """
 
-from fairseq_stochattn.criterions import (
+from . import (
     alignment,
     asa,
     attendout,
@@ -11,9 +11,9 @@ from fairseq_stochattn.criterions import (
     elbo,
     electra,
     freelb,
-    repulsive,
+    head_diversity,
     smart,
-    tagging,
+    token_tagging,
 )
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
     "elbo",
     "electra",
     "freelb",
-    "repulsive",
+    "head_diversity",
     "smart",
-    "tagging",
+    "token_tagging",
 ]

@@ -1,139 +1,164 @@
-"""Adversarial self-attention's objective (Wu et al. 2022, Eq. 9):
+"""``--criterion asa``: the objective of adversarial self-attention (Wu et al. 2022, Eq. 9).
 
-    L_e + α·D[p_clean, p_attacked] + τ·(masked share of valid cells)
+    L_e + α·D[p_clean, p_adversarial] + τ·(masked share of valid pairs)
 
-``--criterion asa --arch roberta_asa``, or an arch with another mask (bernoulli, scheduled,
-magnitude), which has no third term. In pre-training, Eq. 10, D is taken at the first position's
-final state too, as a distribution over its units. The losses of other methods, such as the KL of
-``--attention babn,asa``, are those of the clean half; that KL is weighted as by ``elbo``.
-Logged: ``asa`` and ``asa_sentence``, ``masked_share`` over all layers and of each, ``objective``.
+It needs an arch such as roberta_asa, or one of the other masks (bernoulli, scheduled, magnitude),
+which have no third term. In pre-training (Eq. 10) D is also computed between the final states of
+the first position, each read as logits over its units. The losses of other methods, such as the KL
+of ``--attention babn,asa``, count the clean half only. Logged: ``asa``, ``asa_sentence``,
+``masked_share`` over all layers and per layer, ``objective``, and every ``--meter-interval``
+updates ``divergence_ratio`` (methods/asa/meter.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Optional
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from fairseq.criterions import register_criterion
-from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
 from torch import Tensor, nn
 
-from fairseq_stochattn.attention.doubling import doubled_batch, twice
-from fairseq_stochattn.attention.masking import Masking
-from fairseq_stochattn.attention.method import NamedLoss
-from fairseq_stochattn.criterions.attention_losses import task_criterion_name, wrapping_config
-from fairseq_stochattn.criterions.divergence import Predictions, categorical_kl, divergence
-from fairseq_stochattn.criterions.elbo import AnnealedKL, ElboConfig, updates_of
-from fairseq_stochattn.errors import UsageError, require_not_negative
+from ..compat import UsageError
+from ..core.divergences import categorical_kl
+from ..core.losses import NamedLoss
+from ..core.masking import MaskingMethod
+from ..core.method import AttentionMethod
+from ..core.paired_batch import paired_batch, twice
+from ..methods.asa import ASA
+from ..methods.asa.attention import PRETRAINING_TAU
+from ..methods.asa.meter import divergence_ratio, mask_meters
+from ..models.method_flags import settings_flags, settings_from
+from ..tasks.kinds import PRETRAINING, criterion_name
+from .attention_losses import AttentionLosses, wrapping_config
+from .predictions import PairedPredictions, divergence
 
-# Where Eq. 10 holds, and the paper's τ there and elsewhere.
-PRETRAINING = ("masked_lm", "electra")
-PRETRAINING_TAU, TAU = 0.1, 0.3
-
-
-@dataclass
-class AsaConfig(FairseqDataclass):
-    asa_weight: float = field(default=1.0, metadata={"help": "α, weight of the divergence"})
-    asa_tau: Optional[float] = field(
-        default=None,
-        metadata={
-            "help": "τ, what the adversary pays for the masked share: less of it, more masks; "
-            f"default: {TAU}, and {PRETRAINING_TAU} in pre-training ({', '.join(PRETRAINING)})"
-        },
-    )
-    asa_start: int = field(
-        default=0, metadata={"help": "update at which the attack sets in; before it nothing costs"}
-    )
+DIVERGENCE = "divergence_under_"  # names in the logging output: divergence_under_masked, …_random
 
 
-class Attacked:
-    """A model in the hands of its criterion: each forward runs the batch twice, in one go.
+class PairedModel:
+    """Wraps a model: each forward pass runs the batch as a clean and an adversarial half.
 
-    The criterion gets the clean half; the other half is kept. What stands beside the predictions
-    (attention maps, inner states) is handed on as it is: no criterion that is wrapped reads it.
+    The wrapped criterion receives the clean half; both halves are stored. Other outputs (attention
+    maps, inner states) still have both halves, since no wrapped criterion reads them.
     """
 
     def __init__(self, model: nn.Module, sample: dict[str, Any]) -> None:
         self.model, self.sample = model, sample
         self.clean: list[Tensor] = []
-        self.attacked: list[Tensor] = []
-        self.first: list[Tensor] = []  # (2B, C): final states of the first position
+        self.adversarial: list[Tensor] = []
+        self.first_states: list[Tensor] = []  # (2B, C): final states of the first position
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
-        inputs = {name: twice(value) for name, value in kwargs.items()}
-        with doubled_batch():
-            x, extra = self.model(*map(twice, args), **inputs)
-        for half, kept in zip(x.chunk(2), (self.clean, self.attacked), strict=True):
-            kept.append(half)
-        return self.clean[-1], extra
+        with paired_batch():
+            x, extra = self.model(*map(twice, args), **twice(kwargs))
+        clean, adversarial = x.chunk(2)
+        self.clean.append(clean)
+        self.adversarial.append(adversarial)
+        return clean, extra
 
     @contextmanager
-    def keeping_first_states(self) -> Iterator[None]:
-        def keep(module: nn.Module, inputs: Any, out: dict[str, list[Tensor]]) -> None:
-            self.first.append(out["encoder_out"][0][0])  # of (T, 2B, C)
+    def storing_first_states(self) -> Iterator[None]:
+        """Within the block, the first position's final state of every forward pass is stored."""
 
-        hook = self.model.encoder.sentence_encoder.register_forward_hook(keep)
+        def store(module: nn.Module, inputs: Any, out: dict[str, list[Tensor]]) -> None:
+            self.first_states.append(out["encoder_out"][0][0])  # of (T, 2B, C)
+
+        hook = self.model.encoder.sentence_encoder.register_forward_hook(store)
         try:
             yield
         finally:
             hook.remove()
 
 
-@register_criterion("asa", dataclass=wrapping_config("AsaCriterionConfig", AsaConfig, ElboConfig))
-class AsaCriterion(AnnealedKL):
-    """The task's loss, the divergence under attack and the adversary's penalty."""
+@register_criterion(
+    "asa", dataclass=wrapping_config("AsaCriterionConfig", settings_flags(ASA, "weight", "start"))
+)
+class AsaCriterion(AttentionLosses):
+    """Task loss + α · divergence under masks + τ · masked share."""
 
     def __init__(self, task: Any, task_criterion: Any, cfg: Any) -> None:
         super().__init__(task, task_criterion, cfg)
-        self.kind = task_criterion_name(cfg.task_criterion, task)
-        tau = PRETRAINING_TAU if self.kind in PRETRAINING else TAU
-        self.tau = tau if cfg.asa_tau is None else cfg.asa_tau
-        require_not_negative(cfg, "asa_weight", "asa_start")
-        if self.tau < 0:
-            raise UsageError("--asa-tau must not be negative")
+        self.kind = criterion_name(cfg.task_criterion, task)
+        self.asa = settings_from(ASA, cfg)
+
+    def overrides(self) -> dict[str, Any]:
+        tau = self.cfg.asa_tau
+        if tau is None and self.kind in PRETRAINING:
+            tau = PRETRAINING_TAU
+        return {**super().overrides(), "asa_tau": tau}
 
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, Any, dict[str, Any]]:
-        if not any(isinstance(module, Masking) for module in model.modules()):
+        if not any(isinstance(module, MaskingMethod) for module in model.modules()):
             raise UsageError(
                 "--criterion asa: this model masks nothing; use an arch such as roberta_asa, or "
                 "end --attention in asa, bernoulli, scheduled or magnitude"
             )
-        if not model.training or updates_of(model) < self.cfg.asa_start:
-            with doubled_batch(False):
+        if not model.training or num_updates_of(model) < self.asa.start:
+            with paired_batch(False):
                 return super().forward(model, sample, reduce)
-        attacked = Attacked(model, sample)
-        if self.kind not in PRETRAINING:
-            return super().forward(attacked, sample, reduce)
-        with attacked.keeping_first_states():
-            return super().forward(attacked, sample, reduce)
+        paired = PairedModel(model, sample)
+        storing = paired.storing_first_states() if self.kind in PRETRAINING else nullcontext()
+        with storing:
+            loss, sample_size, log = super().forward(paired, sample, reduce)
+        if self.meters_due(model):
+            log.update(self.divergences_by_masks(model, sample))
+        return loss, sample_size, log
+
+    def divergences_by_masks(self, model: nn.Module, sample: dict[str, Any]) -> dict[str, Tensor]:
+        """The divergences under the masks and under random masks, for the log.
+
+        Runs two forward passes, after the losses have been taken from the model.
+        """
+
+        def run() -> Tensor:
+            paired = PairedModel(model, sample)
+            self.task_criterion(paired, sample)
+            return divergence(self.predictions(paired))
+
+        meters = mask_meters(model, run)
+        return {f"{DIVERGENCE}masked": meters.masked, f"{DIVERGENCE}random": meters.random}
+
+    def predictions(self, paired: PairedModel) -> PairedPredictions:
+        """The predictions of both halves."""
+        outputs = paired.clean, paired.adversarial
+        return PairedPredictions(paired.model, paired.sample, self.task_criterion, *outputs)
 
     def losses_of(self, model: nn.Module) -> Iterator[tuple[str, NamedLoss]]:
         yield from super().losses_of(model)
-        if isinstance(model, Attacked):
+        if isinstance(model, PairedModel):
             yield from self.divergences(model)
 
-    def divergences(self, seen: Attacked) -> Iterator[tuple[str, NamedLoss]]:
-        weight = self.cfg.asa_weight
+    def divergences(self, paired: PairedModel) -> Iterator[tuple[str, NamedLoss]]:
+        """The divergences between the predictions of both halves, with their weights."""
+        weight = self.asa.weight
         if self.kind == "electra":  # on the scale of the discriminator's own loss
             weight *= self.task_criterion.rtd_weight
-        predictions = Predictions(
-            seen.model, seen.sample, self.task_criterion, seen.clean, seen.attacked
-        )
-        yield "asa", NamedLoss(divergence(predictions), weight)
-        for states in seen.first:
+        yield "asa", NamedLoss(divergence(self.predictions(paired)), weight)
+        for states in paired.first_states:
             kl = categorical_kl(*states.chunk(2))  # (B,)
             count = kl.new_tensor(len(kl))
-            yield "asa_sentence", NamedLoss(kl.sum(), self.cfg.asa_weight, mean=True, count=count)
+            yield "asa_sentence", NamedLoss(kl.sum(), self.asa.weight, "mean", count)
 
-    def reduce_loss(
-        self, name: str, loss: NamedLoss, model: nn.Module, sample_size: Any
-    ) -> tuple[Tensor, float | None]:
-        value, weight = super().reduce_loss(name, loss, model, sample_size)
-        return value, self.tau * weight if name == "masked_share" and weight else weight
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
+        super().reduce_metrics(logging_outputs)
+        if any(f"{DIVERGENCE}random" in log for log in logging_outputs):
+            # A ratio of sums: the mean of ratios would be dominated by batches that hardly change.
+            masked, random = (
+                sum(log.get(f"{DIVERGENCE}{name}", 0.0) for log in logging_outputs)
+                for name in ("masked", "random")
+            )
+            metrics.log_scalar("divergence_ratio", divergence_ratio(masked, random), round=4)
+
+
+def num_updates_of(model: nn.Module) -> int:
+    """The number of updates so far, read from the model's first attention method."""
+    methods = (m for m in model.modules() if isinstance(m, AttentionMethod))
+    return next((m.num_updates for m in methods), 0)

@@ -1,11 +1,11 @@
-"""The task's own loss of two players, and every T updates the turn of the game between them.
+"""``--criterion attendout``: the task losses of two players; a round ends every T updates.
 
 ``--arch roberta_attendout --criterion attendout --attendout-steps 20``
-Attacker and defender see the same batches. The attacker is the model; the defender and what the
-game remembers are this criterion's, so they are in checkpoints where a criterion's state is, and
-nobody but training loads them. Logged: ``defender_loss``, ``drop_<site>_<layer>`` (the mean
-probability to drop a cell), and of the last turn ``reward``, ``baseline``, ``attacker_won`` (it
-scored higher; 0.5: neither), ``attacker_kept`` (both go on from it).
+Attacker and defender train on the same batches. The attacker is the model. The defender and the
+state of the training loop belong to this criterion, so checkpoints store them as criterion state,
+which only training loads. Logged: ``defender_loss``; ``drop_<site>_<layer>``, the mean probability
+of dropping a (query, key) pair; and for the last round ``reward``, ``baseline``, ``attacker_won``
+(1 if it scored higher, 0.5 for a draw) and ``attacker_kept`` (1 if both players continue from it).
 """
 
 from __future__ import annotations
@@ -13,91 +13,55 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from fairseq.criterions import register_criterion
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
-from fairseq_stochattn.attention.dropout_maker import DropoutMaker
-from fairseq_stochattn.compat import loss_scale, took_step
-from fairseq_stochattn.criterions.attention_losses import AttentionLosses, wrapping_config
-from fairseq_stochattn.errors import UsageError, require_not_negative, require_positive
-from fairseq_stochattn.game import OPTIMIZERS, REWARDS, SURVIVORS, Game, Result, Rules
-from fairseq_stochattn.held_out import HeldOut, summed_over_ranks
+from ..compat import UsageError, loss_scale, took_step
+from ..methods.attendout.generator import DropoutGenerator
+from ..methods.attendout.training_loop import LoopSettings, PlayerResult, TwoPlayerLoop
+from ..models.method_flags import settings_flags, settings_from
+from ..optim.copy_parameters import copy_parameters
+from .attention_losses import AttentionLosses, wrapping_config
+from .reward_set import RewardSet, summed_over_ranks
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class AttendOutConfig(FairseqDataclass):
-    attendout_steps: int = field(
-        default=20, metadata={"help": "T, the dropout step: updates between two turns of the game"}
-    )
-    attendout_samples: int = field(
-        default=0,
-        metadata={"help": "random held-out samples by which a turn is decided; 0: T, as the paper"},
-    )
-    attendout_subset: str = field(
-        default="",
-        metadata={
-            "help": "the set they are drawn from, which the model is then not blind to; by default "
-            "the first of --valid-subset, as in the paper"
-        },
-    )
-    attendout_reward: ChoiceEnum(list(REWARDS)) = field(
-        default="scores",
-        metadata={
-            "help": "attacker's minus defender's score, which is the accuracy where the criterion "
-            "counts right answers and −loss elsewhere; the sign of that; or of −losses"
-        },
-    )
-    attendout_baseline_decay: float = field(
-        default=0.9, metadata={"help": "decay of b, the moving average of the reward"}
-    )
-    attendout_optimizer: ChoiceEnum(list(OPTIMIZERS)) = field(
-        default="adam", metadata={"help": "what the generator learns with, once a turn"}
-    )
-    attendout_lr: float = field(default=1e-3, metadata={"help": "its learning rate"})
-    attendout_survivor: ChoiceEnum(list(SURVIVORS)) = field(
-        default="softmax",
-        metadata={
-            "help": "who both go on from: the attacker with probability σ(difference of scores / "
-            "temperature), in proportion to accuracies (likelihoods), or always the better"
-        },
-    )
-    attendout_temperature: float = field(default=0.05, metadata={"help": "of softmax"})
-    attendout_optimizer_state: ChoiceEnum(["follow", "keep"]) = field(
-        default="follow",
-        metadata={"help": "the optimizer's state goes to the other with the parameters, or not"},
-    )
-
-
 @register_criterion(
-    "attendout", dataclass=wrapping_config("AttendOutCriterionConfig", AttendOutConfig)
+    "attendout", dataclass=wrapping_config("AttendOutCriterionConfig", settings_flags(LoopSettings))
 )
 class AttendOutCriterion(AttentionLosses):
-    """Loss of the attacker + loss of the defender; turns between updates."""
+    """Loss of the attacker + loss of the defender; rounds end between updates."""
 
     def __init__(self, task: Any, task_criterion: Any, cfg: Any) -> None:
         super().__init__(task, task_criterion, cfg)
-        self.rules = checked_rules(cfg)
-        self.samples = cfg.attendout_samples or cfg.attendout_steps
-        self.game: Game | None = None
-        self.held_out: HeldOut | None = None
+        self.settings = settings_from(LoopSettings, cfg)
+        self.loop: TwoPlayerLoop | None = None
+        self.reward_set: RewardSet | None = None
 
     def attach(self, model: nn.Module, config: Any) -> None:
-        """Meet the model; ``config`` is that of the whole run."""
-        refuse_impossible(model, config, self.rules)
-        split = self.cfg.attendout_subset or config.dataset.valid_subset.split(",")[0]
-        self.held_out = HeldOut(self.task, model, config, split, "--attendout-subset")
-        self.game = Game(model, self.rules, config.common.seed)
-        self.task.train_step = self._within(self.task.train_step)
-        self.task.optimizer_step = self._before_turn(self.task.optimizer_step)
+        """Create the training loop for this model; ``config`` is that of the whole run.
+
+        Called once by the Trainer, before the optimizer is built.
+        """
+        refuse_impossible(model, config, self.settings)
+        split = self.settings.subset or config.dataset.valid_subset.split(",")[0]
+        self.reward_set = RewardSet(self.task, model, config, split, "--attendout-subset")
+        follow = self.settings.optimizer_state == "follow"
+        self.loop = TwoPlayerLoop(
+            model,
+            self.settings,
+            config.common.seed,
+            copy_parameters=partial(copy_parameters, with_state=follow),
+            reduce=summed_over_ranks,
+        )
+        self.task.train_step = self._wrap_train_step(self.task.train_step)
+        self.task.optimizer_step = self._wrap_optimizer_step(self.task.optimizer_step)
 
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
@@ -105,32 +69,41 @@ class AttendOutCriterion(AttentionLosses):
         loss, sample_size, log = super().forward(model, sample, reduce)
         if not model.training:
             return loss, sample_size, log
-        if self.game is None:
-            raise UsageError("--criterion attendout trains within fairseq's Trainer alone")
-        other, _, other_log = super().forward(self.game.defender, sample, reduce)
-        log["attention/defender_loss"] = torch.as_tensor(other_log["loss"]).sum() / math.log(2)
-        return loss + other, sample_size, log
+        if self.loop is None:
+            raise UsageError("--criterion attendout can train only within fairseq's Trainer")
+        defender_loss, _, defender_log = super().forward(self.loop.defender, sample, reduce)
+        # In bits, like fairseq's own loss.
+        bits = torch.as_tensor(defender_log["loss"]).sum() / math.log(2)
+        log["attention/defender_loss"] = bits
+        return loss + defender_loss, sample_size, log
 
     def train(self, mode: bool = True) -> AttendOutCriterion:
-        """fairseq calls it once an update, before the first batch."""
-        if mode and self.game is not None:
-            self.game.forget_record()
+        """Called by fairseq once per update, before the first batch."""
+        if mode and self.loop is not None:
+            self.loop.discard_gradients()
         return super().train(mode)
 
     def load_state_dict(self, state: dict[str, Any] | None, *args: Any, **kwargs: Any) -> Any:
-        """A checkpoint without this game, or of another model's, begins a new one."""
+        """Load the training loop, or start a new one if the checkpoint has none for this model."""
         own = self.state_dict()
-        stored = {} if state is None else state
+        # Checkpoints of version 0.1 call the loop "game".
+        stored = {
+            f"loop.{name.removeprefix('game.')}" if name.startswith("game.") else name: value
+            for name, value in (state or {}).items()
+        }
         same = own.keys() == stored.keys() and all(
             getattr(value, "shape", None) == getattr(stored[name], "shape", None)
             for name, value in own.items()
         )
         if same:
             return super().load_state_dict(stored, *args, **kwargs)
-        logger.info("the checkpoint has no game of this model: a new one begins")
+        logger.info("the checkpoint has no attendout training loop for this model: starting anew")
 
-    def _within(self, train_step: Callable) -> Callable:
-        """One batch of an update; a dummy, which fills up a rank, teaches the generator nothing."""
+    def _wrap_train_step(self, train_step: Callable) -> Callable:
+        """Let the generator learn from one batch, unless it is a dummy batch (``ignore_grad``).
+
+        fairseq gives dummy batches to ranks that have run out of data.
+        """
 
         @wraps(train_step)
         def step(
@@ -142,85 +115,72 @@ class AttendOutCriterion(AttentionLosses):
             ignore_grad: bool = False,
             **more: Any,
         ) -> Any:
-            self.game.begin_update(update_num, optimizer)
-            self.game.defender.set_num_updates(update_num)
-            for maker in self.game.makers:
-                maker.learning = not ignore_grad
+            self.loop.begin_update(update_num, optimizer)
+            self.loop.defender.set_num_updates(update_num)
+            for generator in self.loop.generators:
+                generator.learning = not ignore_grad
             try:
                 return train_step(
                     sample, model, criterion, optimizer, update_num, ignore_grad, **more
                 )
             finally:
-                for maker in self.game.makers:
-                    maker.learning = False
+                for generator in self.loop.generators:
+                    generator.learning = False
 
         return step
 
-    def _before_turn(self, optimizer_step: Callable) -> Callable:
+    def _wrap_optimizer_step(self, optimizer_step: Callable) -> Callable:
+        """End the update, and the round if it was the last one, after the optimizer's step."""
+
         @wraps(optimizer_step)
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             scale = loss_scale(optimizer)
             optimizer_step(optimizer, *args, **kwargs)
-            if took_step(optimizer, scale) and self.game.end_update():
-                self.play_turn(optimizer)
-            for name, value in self.game.last_turn.items():
+            if took_step(optimizer, scale) and self.loop.end_update():
+                self.end_round(optimizer)
+            for name, value in self.loop.last_round.items():
                 metrics.log_scalar(name, value, round=4)
 
         return step
 
-    def play_turn(self, optimizer: Any) -> None:
-        random = self.game.random()
-        numbers = self.held_out.draw(self.samples, random)
-        players = self.game.attacker, self.game.defender
-        results = [self.result_of(player, numbers) for player in players]
-        self.game.end_turn(*results, random.random(), optimizer)
+    def end_round(self, optimizer: Any) -> None:
+        """Score both players on one sample of the reward set and finish the round."""
+        random = self.loop.random()
+        indices = self.reward_set.draw(self.settings.samples or self.settings.steps, random)
+        players = self.loop.attacker, self.loop.defender
+        results = [self.result_of(player, indices) for player in players]
+        self.loop.end_round(*results, random.random(), optimizer)
 
     @torch.no_grad()
-    def result_of(self, player: nn.Module, numbers: Any) -> Result:
-        """Of one player on held-out samples, over all ranks."""
+    def result_of(self, player: nn.Module, indices: Any) -> PlayerResult:
+        """Loss and accuracy of one player on samples of the reward set, over all ranks."""
         device = next(player.parameters()).device
         totals = torch.zeros(4, dtype=torch.float64, device=device)
         player.eval()
-        for sample in self.held_out.batches(numbers, device):
+        for sample in self.reward_set.batches(indices, device):
             _, size, log = self.task_criterion(player, sample)
             counted = size if "ncorrect" in log else 0
             row = (log["loss"], log.get("ncorrect", 0), size, counted)
             totals += torch.stack([torch.as_tensor(x, device=device).double() for x in row])
         player.train()
         loss, right, size, counted = summed_over_ranks(totals).tolist()
-        return Result(loss / max(size, 1), right / counted if counted else None)
+        return PlayerResult(loss / max(size, 1), right / counted if counted else None)
 
 
-def checked_rules(cfg: Any) -> Rules:
-    """Refuse what makes no sense."""
-    require_positive(cfg, "attendout_steps", "attendout_lr", "attendout_temperature")
-    require_not_negative(cfg, "attendout_samples")
-    if not 0 <= cfg.attendout_baseline_decay < 1:
-        raise UsageError("--attendout-baseline-decay must be at least 0 and below 1")
-    return Rules(
-        steps=cfg.attendout_steps,
-        reward=str(cfg.attendout_reward),
-        baseline_decay=cfg.attendout_baseline_decay,
-        survivor=str(cfg.attendout_survivor),
-        temperature=cfg.attendout_temperature,
-        optimizer=str(cfg.attendout_optimizer),
-        lr=cfg.attendout_lr,
-        state_follows=str(cfg.attendout_optimizer_state) == "follow",
-    )
-
-
-def refuse_impossible(model: nn.Module, config: Any, rules: Rules) -> None:
-    if not any(isinstance(module, DropoutMaker) for module in model.modules()):
+def refuse_impossible(model: nn.Module, config: Any, settings: LoopSettings) -> None:
+    """Exit if the model or the configuration of the run cannot work with this criterion."""
+    if not any(isinstance(module, DropoutGenerator) for module in model.modules()):
         raise UsageError(
             "--criterion attendout needs an arch with attendout attention, e.g. roberta_attendout "
             f"or --attention attendout, not {config.model._name}"
         )
     if config.optimization.use_bmuf:
         raise UsageError(
-            "--use-bmuf keeps parameters where --criterion attendout cannot reach them"
+            "--use-bmuf keeps its own copy of the parameters, which --criterion attendout cannot "
+            "change; leave the flag out"
         )
-    if config.distributed_training.zero_sharding == "os" and rules.state_follows:
+    if config.distributed_training.zero_sharding == "os" and settings.optimizer_state == "follow":
         raise UsageError(
-            "--zero-sharding os scatters the optimizer's state over ranks; "
-            "add --attendout-optimizer-state keep"
+            "--zero-sharding os splits the optimizer's state over the ranks, so that it cannot be "
+            "copied; add --attendout-optimizer-state keep"
         )

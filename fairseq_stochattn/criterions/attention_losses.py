@@ -1,109 +1,83 @@
-"""The task's own criterion plus every named loss that the attention methods left behind.
+"""``--criterion attention_losses``: the task's own criterion plus all losses of the attention.
 
 ``--criterion attention_losses --task-criterion label_smoothed_cross_entropy --label-smoothing 0.1``
-The flags of the wrapped criterion keep their names. Criterions of single methods subclass this one.
+The flags of the wrapped criterion keep their names. Every loss of the attention carries its own
+weight, schedule and reduction (core/losses.py), so the objective of a model is the same under every
+criterion of this package. The criterions of single methods are subclasses of this one.
 """
 
 from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
-import torch
 from fairseq.criterions import CRITERION_REGISTRY, FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
-from fairseq.tasks import TASK_REGISTRY
 from torch import Tensor, nn
 
-from fairseq_stochattn.attention.method import NamedLoss, collect_losses, collecting_losses
-from fairseq_stochattn.criterions import electra, tagging  # noqa: F401  (registers what is wrapped)
-from fairseq_stochattn.errors import UsageError
-from fairseq_stochattn.models.config import flags_of, is_typed, join_configs
-
-# The criterion a task is trained with when --task-criterion does not say; a special task stands
-# before the one that it is a case of.
-DEFAULTS = {
-    "translation": "label_smoothed_cross_entropy",
-    "language_modeling": "cross_entropy",
-    "electra": "electra",
-    "masked_lm": "masked_lm",
-    "sentence_prediction": "sentence_prediction",
-    "sentence_ranking": "sentence_ranking",
-    "token_tagging": "token_tagging",
-}
-WRAPPABLE = (*dict.fromkeys(DEFAULTS.values()), "adaptive_loss")
+from ..compat import exit_on_bad_input
+from ..core.losses import NamedLoss, collecting_losses, take_losses, weighted_sum
+from ..core.meters import MeterSettings, measuring
+from ..core.method import AttentionMethod
+from ..core.settings import Settings, flag_name
+from ..methods.asa import ASA
+from ..methods.babn.prior import KLSettings
+from ..models.config import flags_of, is_typed, join_configs, without_defaults
+from ..models.method_flags import settings_flags, settings_from
+from ..tasks.kinds import WRAPPABLE, criterion_name
+from . import electra, token_tagging  # noqa: F401  (registers the criterions that are wrapped)
 
 
 @dataclass
 class TaskCriterionConfig(FairseqDataclass):
-    """Which criterion is wrapped."""
+    """The flag that names the wrapped criterion."""
 
     task_criterion: str = field(
         default="auto",
         metadata={
-            "help": "the task's own criterion, its flags keep their names: auto (by the task), "
+            "help": "the task's own criterion, whose flags keep their names: auto (by the task), "
             + ", ".join(WRAPPABLE)
         },
     )
 
 
+# Settings of methods that were flags of criterions before each loss carried its own weight. A
+# criterion still accepts them (old checkpoints, hydra configurations) and passes them to the model.
+PASSED_ON: dict[type[Settings], tuple[str, ...]] = {
+    KLSettings: tuple(entry.name for entry in fields(KLSettings)),
+    ASA: ("tau",),
+}
+
+
 def criterion_config(name: str) -> type[FairseqDataclass]:
-    """The flags of a criterion; of one that fairseq has not typed, read off its parser."""
-    return flags_of(CRITERION_REGISTRY[name], _nothing)
+    """The flags of a criterion as a dataclass; read from its argument parser if it has none."""
+    return flags_of(CRITERION_REGISTRY[name], _no_preset)
 
 
-def _nothing(args: Namespace) -> None:
-    """A criterion has no presets."""
+def _no_preset(args: Namespace) -> None:
+    """Does nothing: criterions have no presets, unlike archs."""
 
 
 def wrapping_config(name: str, *parts: type[FairseqDataclass]) -> type[FairseqDataclass]:
     """The configuration of a wrapping criterion: its own ``parts`` and all flags it passes on."""
-    return join_configs(name, *parts, TaskCriterionConfig, *map(criterion_config, WRAPPABLE))
-
-
-def task_criterion_name(chosen: str, task: Any) -> str:
-    if chosen == "auto":
-        for task_name, criterion in DEFAULTS.items():
-            if isinstance(task, TASK_REGISTRY[task_name]):
-                return criterion
-        raise UsageError(
-            f"--task-criterion: no default for {type(task).__name__}, "
-            f"name one of {', '.join(WRAPPABLE)}"
-        )
-    if chosen not in WRAPPABLE:
-        raise UsageError(
-            f"--task-criterion: unknown criterion '{chosen}' (known: {', '.join(WRAPPABLE)})"
-        )
-    return chosen
-
-
-def averaged_over_layers(
-    losses: Iterable[tuple[str, NamedLoss]],
-) -> Iterator[tuple[str, NamedLoss]]:
-    """Of averages and measures with a count, one over all layers; the others as they are."""
-    pooled: dict[str, NamedLoss] = {}
-    for name, loss in losses:
-        if loss.count is None or not (loss.mean or loss.weight is None):
-            yield name, loss
-        elif name in pooled:
-            value, count = pooled[name].value + loss.value, pooled[name].count + loss.count
-            pooled[name] = NamedLoss(value, loss.weight, mean=True, count=count)
-        else:
-            pooled[name] = loss
-    for name, loss in pooled.items():
-        yield name, NamedLoss(loss.value / loss.count.clamp(min=1), loss.weight, mean=True)
+    passed_on = (
+        without_defaults(settings_flags(settings, *names)) for settings, names in PASSED_ON.items()
+    )
+    wrapped = map(criterion_config, WRAPPABLE)
+    own = (TaskCriterionConfig, settings_flags(MeterSettings))
+    return join_configs(name, *parts, *own, *passed_on, *wrapped)
 
 
 @register_criterion("attention_losses", dataclass=wrapping_config("AttentionLossesConfig"))
 class AttentionLosses(FairseqCriterion):
-    """task loss + Σ weight · named loss; every term is logged under its own name.
+    """Task loss + Σ weight · named loss; every term is logged under its own name.
 
-    ``loss`` (and what derives from it, such as ppl) stays the task's own, so that runs compare;
-    ``objective`` is what is minimised. Named losses are logged per sample in their own unit.
+    ``loss``, and what fairseq derives from it such as ppl, stays the task's own, so that runs can
+    be compared; ``objective`` is what is minimised. Named losses are logged per sample.
     """
 
     wrapped_class: ClassVar[type[FairseqCriterion]]
@@ -112,17 +86,21 @@ class AttentionLosses(FairseqCriterion):
         super().__init__(task)
         self.task_criterion = task_criterion
         self.cfg = cfg
+        self.meters = settings_from(MeterSettings, cfg)
+        self.updates_begun = 0  # in this process
+        check_passed_on(cfg)
+        settings_from(KLSettings, cfg)  # refuses bad values before training starts
 
     @classmethod
     def build_criterion(cls, cfg: Any, task: Any) -> AttentionLosses:
-        name = task_criterion_name(cfg.task_criterion, task)
+        name = criterion_name(cfg.task_criterion, task)
         wrapped_class = CRITERION_REGISTRY[name]
         flags = cfg
         if not is_typed(wrapped_class):
-            # Such a criterion reads one flat namespace, the task's flags among them.
+            # Such a criterion reads its flags and the task's from one flat namespace.
             own = {entry.name: getattr(cfg, entry.name) for entry in fields(criterion_config(name))}
             flags = Namespace(**{**vars(task.args), **own})
-        # fairseq reduces metrics on the class, so the class must know what it wraps.
+        # fairseq calls reduce_metrics on the class, which therefore stores the wrapped class.
         bound = type(cls.__name__, (cls,), {"wrapped_class": wrapped_class})
         return bound(task, wrapped_class.build_criterion(flags, task), cfg)
 
@@ -135,48 +113,70 @@ class AttentionLosses(FairseqCriterion):
     def task_pass(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool
     ) -> tuple[Tensor, Any, dict[str, Any]]:
-        """The task's own loss; what the attention leaves meanwhile waits to be collected."""
-        with collecting_losses():
+        """Returns the task's own result; the losses of the attention stay in the model."""
+        self.apply_overrides(model)
+        with collecting_losses(), measuring(self.meters_due(model)):
             return self.task_criterion(model, sample, reduce)
+
+    def train(self, mode: bool = True) -> AttentionLosses:
+        """Called by fairseq once per update, before the first batch."""
+        self.updates_begun += mode
+        return super().train(mode)
+
+    def meters_due(self, model: nn.Module) -> bool:
+        """Whether to measure now: in validation, and in some training updates, all their batches.
+
+        The update is counted here, since plain models do not know it.
+        """
+        return not model.training or self.meters.due(max(0, self.updates_begun - 1))
 
     def with_named_losses(
         self, model: nn.Module, loss: Tensor, sample_size: Any, log: dict[str, Any]
     ) -> tuple[Tensor, Any, dict[str, Any]]:
-        """The result of a pass with every loss that it left."""
-        extra, terms = self.named_losses(model, sample_size)
+        """Add every loss that the forward pass left in the model."""
+        return self.with_losses(self.losses_of(model), loss, sample_size, log)
+
+    def with_losses(
+        self,
+        losses: Iterable[tuple[str, NamedLoss]],
+        loss: Tensor,
+        sample_size: Any,
+        log: dict[str, Any],
+    ) -> tuple[Tensor, Any, dict[str, Any]]:
+        """Add these losses to the task's loss and to its log."""
+        extra, terms = weighted_sum(losses, sample_size)
         if extra is not None:
             loss = loss + extra
             log["objective"] = loss.detach().sum()
-        log.update(terms)
+        log.update({f"attention/{name}": value for name, value in terms.items()})
         return loss, sample_size, log
 
     def losses_of(self, model: nn.Module) -> Iterable[tuple[str, NamedLoss]]:
-        """All losses of the forward just done; criterions with losses of their own add them."""
-        return collect_losses(model)
+        """All losses of the last forward pass; a subclass may add its own."""
+        return take_losses(model)
 
-    def reduce_loss(
-        self, name: str, loss: NamedLoss, model: nn.Module, sample_size: Any
-    ) -> tuple[Tensor, float | None]:
-        """A loss on the scale of the task's sum, and its weight; criterions of methods override."""
-        return loss.value * sample_size if loss.mean else loss.value, loss.weight
+    def overrides(self) -> dict[str, Any]:
+        """The flags of this criterion that are settings of methods; None where not given."""
+        flags = (flag for settings in PASSED_ON for flag in passed_on_flags(settings))
+        return {flag: getattr(self.cfg, flag, None) for flag in flags}
 
-    def named_losses(
-        self, model: nn.Module, sample_size: Any
-    ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """The weighted sum of all losses left, and each of them for the log, summed over layers."""
-        extra: Tensor | None = None
-        log: dict[str, Tensor] = {}
-        for name, loss in averaged_over_layers(self.losses_of(model)):
-            key = f"attention/{name}"
-            term, weight = self.reduce_loss(name, loss, model, sample_size)
-            log[key] = log.get(key, 0.0) + term.detach()
-            if weight is None:
+    def apply_overrides(self, model: nn.Module) -> None:
+        """Replace the settings of the model's methods where this criterion's flags differ."""
+        given = {name: value for name, value in self.overrides().items() if value is not None}
+        if not given:
+            return
+        for method in model.modules():
+            if not isinstance(method, AttentionMethod):
                 continue
-            log[f"{key}_weight"] = torch.as_tensor(weight * sample_size)
-            # Also with weight 0, before a schedule starts: DistributedDataParallel waits for a
-            # gradient of every parameter, those that only this loss reaches among them.
-            extra = weight * term if extra is None else extra + weight * term
-        return extra, log
+            names = {flag_name(type(method.settings), x): x.name for x in fields(method.settings)}
+            changed = {
+                names[flag]: getattr(value, "value", value)
+                for flag, value in given.items()
+                if flag in names
+            }
+            if any(getattr(method.settings, name) != value for name, value in changed.items()):
+                with exit_on_bad_input():
+                    method.settings = replace(method.settings, **changed)
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
@@ -185,7 +185,7 @@ class AttentionLosses(FairseqCriterion):
         named = {key for log in logging_outputs for key in log if key.startswith("attention/")}
         for key in sorted(named):
             total = sum(log.get(key, 0) for log in logging_outputs)
-            # fairseq prints six significant digits, and some terms are tiny.
+            # Eight digits, since some terms are tiny; fairseq prints six significant ones.
             metrics.log_scalar(key.split("/", 1)[1], total / sample_size, sample_size, round=8)
         if any("objective" in log for log in logging_outputs):
             total = sum(log.get("objective", 0) for log in logging_outputs)
@@ -194,3 +194,18 @@ class AttentionLosses(FairseqCriterion):
     @classmethod
     def logging_outputs_can_be_summed(cls) -> bool:
         return cls.wrapped_class.logging_outputs_can_be_summed()
+
+
+def passed_on_flags(settings: type[Settings]) -> dict[str, str]:
+    """Flag → setting, for those settings of a method that criterions accept as flags."""
+    names = PASSED_ON[settings]
+    return {flag_name(settings, x): x.name for x in fields(settings) if x.name in names}
+
+
+def check_passed_on(cfg: Any) -> None:
+    """Exit if a flag that is passed on has a bad value, even if no method uses it."""
+    for settings in PASSED_ON:
+        values = {name: getattr(cfg, x, None) for x, name in passed_on_flags(settings).items()}
+        given = {name: getattr(x, "value", x) for name, x in values.items() if x is not None}
+        with exit_on_bad_input():
+            settings(**given)

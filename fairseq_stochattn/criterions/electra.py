@@ -2,10 +2,11 @@
 
     −1/n Σ_masked log p_G(x_t) − λ/N Σ_all log p_D(x̂_t is x_t or not),  λ = 50
 
-N counts the tokens of a batch; n = p·N, with p = ``--mask-prob``, is how many of them are masked on
-average, rather than in this batch, so that losses of accumulated batches and of ranks add up.
-Logged in base 2, as fairseq does: ``loss``, ``mlm_loss`` a masked token, ``rtd_loss`` a token; in
-per cent: ``replaced`` tokens, ``rtd_accuracy`` over all, ``rtd_recall`` over the replaced.
+N is the number of tokens of a batch. n = p·N, with p = ``--mask-prob``, is the expected number of
+masked tokens, not the number in this batch, so that the losses of accumulated batches and of ranks
+add up. Logged in bits, as fairseq does: ``loss``, ``mlm_loss`` per masked token, ``rtd_loss`` per
+token. Logged in per cent: ``replaced`` (the share of replaced tokens), ``rtd_accuracy`` over all
+tokens, ``rtd_recall`` over the replaced ones.
 """
 
 import math
@@ -19,13 +20,15 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
-from fairseq_stochattn.distributions import at_least_float
-from fairseq_stochattn.errors import UsageError, require_not_negative
-from fairseq_stochattn.replacement import negative_log_likelihood
+from ..compat import UsageError, require_not_negative
+from ..core.distributions import at_least_float
+from ..models.electra_sampling import negative_log_likelihood
 
 
 @dataclass
 class ElectraCriterionConfig(FairseqDataclass):
+    """Weights of ELECTRA's two losses."""
+
     mlm_weight: float = field(default=1.0, metadata={"help": "weight of the generator's loss"})
     rtd_weight: float = field(
         default=50.0, metadata={"help": "λ, weight of the discriminator's loss"}
@@ -34,7 +37,7 @@ class ElectraCriterionConfig(FairseqDataclass):
 
 @register_criterion("electra", dataclass=ElectraCriterionConfig)
 class ElectraCriterion(FairseqCriterion):
-    """Generator and discriminator of ELECTRA, trained together."""
+    """Trains ELECTRA's generator and discriminator together."""
 
     def __init__(self, cfg: ElectraCriterionConfig, task: Any) -> None:
         super().__init__(task)
@@ -48,7 +51,7 @@ class ElectraCriterion(FairseqCriterion):
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, Tensor, dict[str, Any]]:
         tokens, targets = sample["net_input"]["src_tokens"], sample["target"]  # (B, T)
-        masked, real = targets.ne(self.padding_idx), tokens.ne(self.padding_idx)
+        masked, not_padding = targets.ne(self.padding_idx), tokens.ne(self.padding_idx)
         logits, extra = model(
             **sample["net_input"], masked_tokens=masked, chance=self.chance(model, sample, masked)
         )
@@ -58,11 +61,11 @@ class ElectraCriterion(FairseqCriterion):
         logits = at_least_float(logits)
         label = replaced.to(logits.dtype)
         rtd = F.binary_cross_entropy_with_logits(
-            logits, label, weight=real.to(logits.dtype), reduction="sum"
+            logits, label, weight=not_padding.to(logits.dtype), reduction="sum"
         )
         loss = self.mlm_weight * mlm + self.rtd_weight * rtd
-        sample_size = real.sum()
-        right = logits.gt(0).eq(replaced) & real
+        sample_size = not_padding.sum()
+        right = logits.gt(0).eq(replaced) & not_padding
         log = {
             "loss": loss.detach(),
             "mlm_loss": mlm.detach(),
@@ -83,8 +86,11 @@ class ElectraCriterion(FairseqCriterion):
         return negative_log_likelihood(extra["guesses"], extra["probabilities"], targets[masked])
 
     def chance(self, model: nn.Module, sample: dict[str, Any], masked: Tensor) -> Tensor | None:
-        """What the samples (n,) are drawn by. In training the model's own, which follows fairseq's
-        seed; in validation that of the sentence, the same in every epoch and in every batch."""
+        """Uniform numbers (n,) from which the generator's replacements are sampled.
+
+        In training None: the model draws them itself, following fairseq's seed. In validation they
+        depend only on the seed and the sentence, so every epoch sees the same replacements.
+        """
         if model.training:
             return None
         random, rows = torch.Generator(masked.device), []

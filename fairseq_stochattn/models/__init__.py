@@ -1,12 +1,17 @@
-"""Backbone × method, and models of our own. Importing this package registers every arch."""
+"""The archs ``<backbone>_<method>``, and the models ``electra`` and ``self_attentive``.
 
-from fairseq_stochattn.models import (
-    electra,
-    lstm,
-    roberta,
-    self_attentive,
-    transformer,
-    transformer_lm,
-)
+fairseq's ``--user-dir`` imports the packages ``tasks`` and ``models``. The one imported first
+applies the fixes of ``compat``, ``ddp`` and ``resume`` and registers all archs, tasks, criterions
+and optimizers with fairseq.
+"""
+
+from .. import compat, ddp, resume
+
+compat.apply()
+ddp.apply()
+resume.apply()
+
+from .. import criterions, optim, tasks  # noqa: E402, F401
+from . import electra, lstm, roberta, self_attentive, transformer, transformer_lm  # noqa: E402
 
 __all__ = ["electra", "lstm", "roberta", "self_attentive", "transformer", "transformer_lm"]

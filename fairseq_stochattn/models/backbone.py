@@ -1,8 +1,10 @@
-"""Backbone × method: fairseq's models with our attention, generated from two registries.
+"""Generates the models ``<backbone>_<method>`` from the registries of backbones and of methods.
 
-A backbone is one of fairseq's own model classes and the place of its attention. For every method
-that can act there, ``<backbone>_<method>`` is registered as a model, and with it every preset that
-fairseq has: ``transformer_iwslt_de_en`` gives ``transformer_babn_iwslt_de_en``.
+A backbone is a model class with a description of its attention sites: encoder self-attention,
+decoder self-attention and cross-attention ("encoder", "decoder", "cross"). For every method that
+can act at one of these sites, ``<backbone>_<method>`` is registered as a model, with a variant of
+each of fairseq's presets: from ``transformer_iwslt_de_en`` follows
+``transformer_babn_iwslt_de_en``.
 """
 
 from __future__ import annotations
@@ -23,58 +25,53 @@ from fairseq.models import (
 )
 from torch import nn
 
-from fairseq_stochattn.attention.method import METHODS, on_registration
-from fairseq_stochattn.attention.stack import AttentionConfig
-from fairseq_stochattn.errors import UsageError
-from fairseq_stochattn.models.config import (
-    complete,
-    flags_of,
-    is_typed,
-    join_configs,
-    set_defaults,
-)
-from fairseq_stochattn.models.hosts import host_methods
-from fairseq_stochattn.models.layer_decay import follow_marks
+from ..compat import UsageError
+from ..core.method import METHODS, on_registration
+from .adapters import install_methods
+from .config import complete, flags_of, is_typed, join_configs, set_defaults
+from .layer_decay import apply_factors
+from .method_flags import AttentionConfig, settings_flags
+from .pruning import PrunesLayers, take_kept_layers
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """One of fairseq's models: its class, where it attends, and which modules own that."""
+    """A model class, its attention sites, and the modules that contain the attention."""
 
     name: str  # also the prefix of fairseq's presets
     model: type
     sites: tuple[str, ...]
-    owners: Callable[[nn.Module], Sequence[nn.Module]]
-    mixins: tuple[type, ...] = ()  # over the class: what our archs do otherwise than fairseq's
-    extra_config: type[FairseqDataclass] = FairseqDataclass
-    # What the flags of ``extra_config`` add to the model once it is hosted.
+    owners: Callable[[nn.Module], Sequence[nn.Module]]  # the model's encoders and decoders
+    mixins: tuple[type, ...] = ()  # base classes in front of ``model`` that change its behaviour
+    extra_config: type[FairseqDataclass] = FairseqDataclass  # flags that fairseq's model lacks
+    # Applies the flags of ``extra_config`` to the model after its attention was replaced.
     finish: Callable[[nn.Module, Namespace], None] = lambda model, config: None
 
     def plain_config(self) -> type[FairseqDataclass]:
-        """The flags of the model without our attention."""
+        """The flags of fairseq's model, as a dataclass."""
         return flags_of(self.model, ARCH_CONFIG_REGISTRY[self.name])
 
 
 BACKBONES: dict[str, Backbone] = {}
-PLAIN_ARCHS: dict[str, str] = {}  # our arch → the fairseq arch it extends
+PLAIN_ARCHS: dict[str, str] = {}  # arch with a method → the arch without a method that it extends
 
 
-class TellsMismatch:
-    """Mixin over a model class: a checkpoint of another model is refused in one line."""
+class RefusesMismatch:
+    """Mixin for model classes: loading a checkpoint of another model exits with one line."""
 
     def load_state_dict(self, state_dict: dict, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().load_state_dict(state_dict, *args, **kwargs)
         except (RuntimeError, KeyError) as error:
-            # torch lists every mismatch; the first line of them tells which model this is not.
+            # torch's first line is a heading, then comes one line per mismatch.
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             cause = lines[1] if len(lines) > 1 else lines[0]
             more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
             raise UsageError(f"the checkpoint does not fit this model: {cause}{more}") from None
 
 
-class StochasticModel(TellsMismatch):
-    """Mixin over a fairseq model class: builds it as fairseq does, then installs our attention."""
+class StochasticModel(PrunesLayers, RefusesMismatch):
+    """Mixin for fairseq's model classes: installs attention methods after the model is built."""
 
     backbone: ClassVar[Backbone]
     arch: ClassVar[str]
@@ -82,7 +79,7 @@ class StochasticModel(TellsMismatch):
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
-        # Without defaults, so that what is not given on the command line is left to the arch.
+        # Defaults are deleted, so that the arch sets all flags that the command line does not set.
         gen_parser_from_dataclass(parser, cls.config(), delete_default=True)
 
     @classmethod
@@ -93,15 +90,21 @@ class StochasticModel(TellsMismatch):
         )
         cls.prepare(args, task)
         refuse_empty_data(task)
+        kept = take_kept_layers(args, getattr(task, "needs_generator", False))
         model = super().build_model(args, task)
-        host_methods(cls.backbone.owners(model), args)
+        model.kept_layers = kept
+        install_methods(cls.backbone.owners(model), args, kept)
         cls.backbone.finish(model, args)
-        follow_marks(task, model)
+        apply_factors(task, model)
         return model
 
     @classmethod
     def prepare(cls, args: Namespace, task: Any) -> None:
-        """What fairseq's own models read from the task's flags when there is one flat namespace."""
+        """Copy those of the task's flags into ``args`` that fairseq's models read from there.
+
+        fairseq's argparse commands have one namespace for all flags, but hydra's configurations
+        have one section for the task and one for the model.
+        """
         for name in ("max_positions", "tokens_per_sample"):
             value = getattr(getattr(task, "cfg", None), name, None)
             if value is not None and not hasattr(args, name):
@@ -109,22 +112,25 @@ class StochasticModel(TellsMismatch):
 
 
 def refuse_empty_data(task: Any) -> None:
-    """Let the task say which split is empty; fairseq fails inside numpy, with no file's name."""
+    """Make ``task.load_dataset`` exit with the name of an empty split.
+
+    fairseq would fail inside numpy without naming a file.
+    """
     load = getattr(task, "load_dataset", None)
     if load is None or getattr(load, "refuses_empty_data", False):
         return
 
     @wraps(load)
     def load_dataset(split: str, *args: Any, **kwargs: Any) -> Any:
-        complaint = f"the {split} set is empty: {getattr(task.cfg, 'data', '')}"
+        message = f"the {split} set is empty: {getattr(task.cfg, 'data', '')}"
         try:
             loaded = load(split, *args, **kwargs)
         except ValueError as error:
             if "mmap an empty file" not in str(error):
                 raise
-            raise UsageError(complaint) from None
+            raise UsageError(message) from None
         if split in task.datasets and len(task.datasets[split]) == 0:
-            raise UsageError(complaint)
+            raise UsageError(message)
         return loaded
 
     load_dataset.refuses_empty_data = True
@@ -132,12 +138,13 @@ def refuse_empty_data(task: Any) -> None:
 
 
 def register_backbone(backbone: Backbone) -> None:
-    """Make the archs of this backbone for every method, those registered later included."""
+    """Register the archs of a backbone for every method, including methods registered later."""
     BACKBONES[backbone.name] = backbone
     on_registration(lambda method: _register_pair(backbone, method))
 
 
 def _register_pair(backbone: Backbone, method: str) -> None:
+    """Register ``<backbone>_<method>`` and its presets, unless they share no attention site."""
     if not set(METHODS[method].sites) & set(backbone.sites):
         return
     name = f"{backbone.name}_{method}"
@@ -146,7 +153,7 @@ def _register_pair(backbone: Backbone, method: str) -> None:
         backbone.plain_config(),
         backbone.extra_config,
         AttentionConfig,
-        *(METHODS[other].Config for other in METHODS),
+        *(settings_flags(METHODS[other].Settings) for other in METHODS),
         **_defaults(method),
     )
     contents = {"backbone": backbone, "arch": name, "config": config, "__module__": __name__}
@@ -158,7 +165,7 @@ def _register_pair(backbone: Backbone, method: str) -> None:
         arch = name + plain[len(backbone.name) :]
         preset = _preset(plain, method)
         if arch == name:
-            # register_model has put an empty preset there; fairseq's base preset belongs there.
+            # register_model has registered an empty preset under this name: replace it.
             ARCH_CONFIG_REGISTRY[arch] = preset
         else:
             register_model_architecture(name, arch)(preset)
@@ -166,6 +173,8 @@ def _register_pair(backbone: Backbone, method: str) -> None:
 
 
 def _preset(plain: str, method: str) -> Callable[[Any], None]:
+    """Return the function that sets the defaults of the arch ``plain``, then the method's."""
+
     def preset(args: Any) -> None:
         ARCH_CONFIG_REGISTRY[plain](args)
         set_defaults(args, **_defaults(method))
@@ -174,4 +183,5 @@ def _preset(plain: str, method: str) -> Callable[[Any], None]:
 
 
 def _defaults(method: str) -> dict[str, Any]:
+    """The flags whose defaults differ in the archs of a method, with these defaults."""
     return {"attention": method, **METHODS[method].arch_defaults}

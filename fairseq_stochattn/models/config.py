@@ -1,9 +1,9 @@
-"""Configurations of our archs: fairseq's own model flags as one flat dataclass, plus ours.
+"""Configurations of archs with methods: fairseq's model flags and this plugin's in one dataclass.
 
-fairseq's transformer, lstm and roberta still declare their flags on an argparse parser; hydra and
-typed configurations want a dataclass. The fields are read off that parser, so they are never
-written twice. What fairseq's arch functions decide defaults to None, "not set": they fill it in by
-their own rules (the decoder width follows the encoder's, and so on).
+fairseq's transformer, lstm and roberta declare their flags on an argparse parser, but hydra needs a
+dataclass, so the fields of the dataclass are generated from that parser. A flag whose default
+depends on the arch is None ("not set") until fairseq's arch function sets it (for example, the
+default of the decoder's width is the encoder's width).
 """
 
 from __future__ import annotations
@@ -30,19 +30,23 @@ logger = logging.getLogger(__name__)
 
 
 def is_typed(model: type) -> bool:
-    """Whether fairseq declares this class' flags by a dataclass (transformer_lm does)."""
+    """Whether fairseq declares the flags of this class in a dataclass, as for transformer_lm."""
     return getattr(model, "__dataclass", None) is not None
 
 
 @cache
 def flags_of(model: type, base_preset: Callable[[Namespace], None]) -> type[FairseqDataclass]:
-    """The flags of a model or criterion as a flat dataclass; None where the arch decides."""
+    """The flags of a model or criterion as a flat dataclass.
+
+    Flags that the arch function ``base_preset`` sets have the default None, so that the chosen arch
+    can set them.
+    """
     if is_typed(model):
         return getattr(model, "__dataclass")
     preset = Namespace()
     base_preset(preset)
     columns: dict[str, tuple] = {}
-    # A class may repeat its base's flags without their defaults: the base still knows them.
+    # A class may repeat a flag of its base class without the default, so base classes are read too.
     for cls in model.__mro__:
         if "add_args" not in vars(cls):
             continue
@@ -56,6 +60,7 @@ def flags_of(model: type, base_preset: Callable[[Namespace], None]) -> type[Fair
 
 
 def _column(action: Action, arch_decides: bool) -> tuple[str, Any, Any]:
+    """Convert a flag of an argparse parser to the name, type and field of a dataclass."""
     switch = isinstance(action, (_StoreTrueAction, _StoreFalseAction))
     kind = bool if switch else action.type if action.type in (int, float, bool) else str
     default = None if arch_decides or action.default == SUPPRESS else action.default
@@ -66,10 +71,13 @@ def _column(action: Action, arch_decides: bool) -> tuple[str, Any, Any]:
 
 
 def join_configs(name: str, *parts: type[FairseqDataclass], **defaults: Any) -> type:
-    """One dataclass with the fields of all ``parts`` (the first to name a field has its say)."""
+    """Return one dataclass with the fields of all ``parts``; if names repeat, the first is used.
+
+    ``defaults`` replace the defaults of the fields that they name.
+    """
     columns: dict[str, tuple] = {}
     for part in parts:
-        types = get_type_hints(part)  # fairseq refuses annotations that are still strings
+        types = get_type_hints(part)  # fairseq does not accept annotations that are strings
         for entry in fields(part):
             if entry.name in columns or entry.name.startswith("_"):
                 continue
@@ -82,8 +90,11 @@ def join_configs(name: str, *parts: type[FairseqDataclass], **defaults: Any) -> 
     return make_dataclass(name, columns.values(), bases=(FairseqDataclass,))
 
 
-def unset(part: type[FairseqDataclass]) -> type[FairseqDataclass]:
-    """The same fields, each None, "not set"; only what refers to other flags still does."""
+def without_defaults(part: type[FairseqDataclass]) -> type[FairseqDataclass]:
+    """Return a dataclass with the same fields, but with default None ("not set").
+
+    Interpolated defaults, such as ``${optimization.lr}``, stay.
+    """
     types = get_type_hints(part)
     columns = []
     for entry in fields(part):
@@ -95,12 +106,12 @@ def unset(part: type[FairseqDataclass]) -> type[FairseqDataclass]:
 
 
 def is_interpolated(entry: Field) -> bool:
-    """Whether the field's default refers to another flag, as ``${optimization.lr}``."""
+    """Whether the field's default refers to another flag, such as ``${optimization.lr}``."""
     return str(entry.default).startswith("${")
 
 
 def set_defaults(args: Any, **values: Any) -> None:
-    """What an arch decides where the user did not: ``args`` is a namespace or a configuration."""
+    """Set each named flag of a namespace or configuration that is missing or None."""
     for name, value in values.items():
         if getattr(args, name, None) is None:
             setattr(args, name, value)
@@ -112,10 +123,11 @@ def complete(
     preset: Callable[[Namespace], None],
     typed: bool,
 ) -> Namespace:
-    """Any configuration a model may be built from → the flat namespace fairseq's models read.
+    """Convert a configuration to the flat namespace that fairseq's models read.
 
-    Missing fields get the dataclass' defaults, then the arch's; None means "not set", except in
-    models that fairseq itself has ``typed`` by a dataclass: they read every field.
+    Missing flags get the defaults of ``dataclass``, then those of ``preset``. Flags that are None
+    are removed, unless the model is ``typed`` (see ``is_typed``), because such models read every
+    field.
     """
     if isinstance(config, DictConfig):
         known = {entry.name for entry in fields(dataclass)}
@@ -126,7 +138,7 @@ def complete(
     else:
         values = {entry.name: entry.default for entry in fields(dataclass)}
         values.update(vars(config))
-        # Outside a full configuration there is nothing that ${task.…} could refer to.
+        # ${task.…} can be resolved only in a configuration of the whole run.
         values = {k: v for k, v in values.items() if not str(v).startswith("${")}
     args = Namespace(**{k: v for k, v in values.items() if typed or v is not None})
     preset(args)
@@ -134,7 +146,10 @@ def complete(
 
 
 def _copy_within_parent(config: DictConfig) -> DictConfig:
-    """A copy that still resolves ``${task.…}``: merging removes unknown keys from its argument."""
+    """A copy of ``config`` with the same parent, so that ``${task.…}`` can still be resolved.
+
+    A copy is needed because ``merge_with_parent`` removes unknown keys from its argument.
+    """
     copy = OmegaConf.create(OmegaConf.to_container(config, resolve=False))
     copy.__dict__["_parent"] = config.__dict__["_parent"]
     with open_dict(copy):

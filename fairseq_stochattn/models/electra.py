@@ -1,8 +1,9 @@
 """ELECTRA (Clark et al. 2020): ``electra_small``, ``_base``, ``_large`` and ``electra_<method>``.
 
-A generator, a narrow RoBERTa, guesses masked tokens; the discriminator, which is the model, tells
-the guesses from the original tokens. They share their embeddings. The generator and the
-discriminator's head are built for ``--task electra`` alone, every other task gets the encoder.
+The generator, a narrow masked language model, samples replacements for masked tokens. The
+discriminator predicts which tokens were replaced, and is the model that is fine-tuned later. The
+two networks share their embeddings. The generator and the discriminator's head are built only for
+``--task electra``; every other task uses only the discriminator's encoder.
 """
 
 from __future__ import annotations
@@ -22,19 +23,22 @@ from fairseq.models.roberta.model import base_architecture
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import Tensor
 
-from fairseq_stochattn.attention.doubling import batch_is_doubled, once, twice
-from fairseq_stochattn.errors import require_positive
-from fairseq_stochattn.models.backbone import Backbone, register_backbone
-from fairseq_stochattn.models.config import join_configs, set_defaults
-from fairseq_stochattn.models.electra_networks import Discriminator, Generator
-from fairseq_stochattn.models.embeddings import EmbeddingConfig, set_layer_norm_eps
-from fairseq_stochattn.models.layer_decay import LayerDecayConfig, mark_layers
-from fairseq_stochattn.replacement import probabilities, put_tokens, sample_tokens
+from ..compat import require_positive
+from ..core.paired_batch import batch_is_paired, clean_half, twice
+from .backbone import Backbone, register_backbone
+from .config import join_configs, set_defaults
+from .electra_networks import Discriminator, Generator
+from .electra_sampling import probabilities, replace_tokens, sample_tokens
+from .embeddings import EmbeddingConfig, set_layer_norm_eps
+from .layer_decay import LayerDecayConfig, mark_layers
+from .pruning import PrunesLayers, take_kept_layers
 
 logger = logging.getLogger(__name__)
 
-MAX_POSITIONS = 512  # so that a model pre-trained on short blocks can be fine-tuned on long ones
-PRETRAINING = ("generator", "encoder.rtd_head")
+# The smallest default of --max-positions, so that a model that was pre-trained on short texts can
+# be fine-tuned on longer ones.
+MAX_POSITIONS = 512
+PRETRAINING_MODULES = ("generator", "encoder.rtd_head")  # modules that exist only in pre-training
 
 
 @dataclass
@@ -42,18 +46,22 @@ class ElectraConfig(FairseqDataclass):
     embedding_dim: Optional[int] = field(
         default=None,
         metadata={
-            "help": "width of the embeddings, projected to --encoder-embed-dim if it differs"
+            "help": "width of the embeddings; if it differs from --encoder-embed-dim, they are "
+            "projected to that width"
         },
     )
     generator_size: Optional[float] = field(
         default=None,
-        metadata={"help": "width, FFN and heads of the generator, as a share of the discriminator"},
+        metadata={
+            "help": "size of the generator as a share of the discriminator: width, feed-forward "
+            "width and number of heads"
+        },
     )
 
 
 @register_model("electra")
-class ElectraModel(RobertaModel):
-    """The discriminator as a RoBERTa model, and in pre-training the generator."""
+class ElectraModel(PrunesLayers, RobertaModel):
+    """The discriminator as a RoBERTa model; in pre-training it also contains the generator."""
 
     own_flags: ClassVar[tuple[type[FairseqDataclass], ...]] = (EmbeddingConfig, ElectraConfig)
 
@@ -77,9 +85,11 @@ class ElectraModel(RobertaModel):
         if getattr(args, "max_positions", None) is None:
             args.max_positions = max(MAX_POSITIONS, task.max_positions())
         pretraining = getattr(task, "needs_generator", False)
+        kept = take_kept_layers(args, pretraining)
         encoder = Discriminator(args, task.source_dictionary, pretraining)
         generator = Generator(args, encoder.sentence_encoder) if pretraining else None
         model = cls(args, encoder, generator)
+        model.kept_layers = kept
         set_layer_norm_eps(model, args)
         return model
 
@@ -91,37 +101,44 @@ class ElectraModel(RobertaModel):
         chance: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """As RoBERTa's: logits (B, T) that a token was replaced, or features (B, T, C).
+        """Return RoBERTa's output, or in pre-training the logit of each token that it was replaced.
 
-        With ``masked_tokens`` (B, T) it is a step of pre-training: the generator's ``guesses``
-        (n, V) at these positions with their ``probabilities``, the ``corrupted`` tokens (B, T) with
-        samples of them (by ``chance`` (n,), uniform, where it is given), and the discriminator on
-        these. It is one call because distributed training wants one a step. Of a doubled batch
-        ``guesses`` and ``corrupted`` are those of one half, which both halves share.
+        With the mask ``masked_tokens`` (B, T), which marks n tokens, this is a step of
+        pre-training, and the logits have shape (B, T). The generator predicts the masked tokens,
+        they are replaced by samples of its predictions, and the discriminator reads the result.
+        The second return value then contains the generator's logits ``guesses`` (n, V), their
+        softmax ``probabilities`` (n, V) and the tokens with replacements ``corrupted`` (B, T).
+        ``chance`` (n,), uniform on [0, 1), makes the samples reproducible. The two networks run in
+        one call because DistributedDataParallel allows one forward pass per step. The two halves
+        of a paired batch get the same replacements, and the three tensors have the rows of one
+        half.
         """
         if masked_tokens is None or self.generator is None:
             return super().forward(src_tokens, *args, **kwargs)
-        doubled = batch_is_doubled()
-        if doubled:  # one corruption for both halves
-            src_tokens, masked_tokens = once(src_tokens), once(masked_tokens)
+        paired = batch_is_paired()
+        if paired:
+            src_tokens, masked_tokens = clean_half(src_tokens), clean_half(masked_tokens)
+            chance = None if chance is None else clean_half(chance)
         guesses = self.generator(src_tokens, masked_tokens)
         p = probabilities(guesses)
         if chance is None:
             chance = torch.rand(len(p), dtype=torch.float64, device=p.device)
-        samples = sample_tokens(guesses, p, chance, never=self.encoder.dictionary.pad())
-        corrupted = put_tokens(src_tokens, masked_tokens, samples)
-        x, extra = super().forward(twice(corrupted) if doubled else corrupted, *args, **kwargs)
+        samples = sample_tokens(guesses, p, chance, excluded=self.encoder.dictionary.pad())
+        corrupted = replace_tokens(src_tokens, masked_tokens, samples)
+        x, extra = super().forward(twice(corrupted) if paired else corrupted, *args, **kwargs)
         extra.update(guesses=guesses, probabilities=p, corrupted=corrupted)
         return x, extra
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """From pre-training to fine-tuning and back: drop what this model lacks, keep what is new.
+        """Adapt a checkpoint from pre-training to fine-tuning, or the other way round.
 
-        A generator that is new still has the embeddings of the checkpoint's discriminator.
+        Pre-training modules that this model lacks are dropped from the checkpoint. Pre-training
+        modules that the checkpoint lacks keep their initial parameters. A new generator shares the
+        checkpoint's embeddings.
         """
         prefix = f"{name}." if name else ""
         own = {f"{prefix}{key}": p for key, p in self.state_dict(keep_vars=True).items()}
-        for part in (f"{prefix}{part}." for part in PRETRAINING):
+        for part in (f"{prefix}{part}." for part in PRETRAINING_MODULES):
             stored = [key for key in state_dict if key.startswith(part)]
             wanted = [key for key in own if key.startswith(part)]
             if stored and not wanted:
@@ -135,7 +152,7 @@ class ElectraModel(RobertaModel):
         super().upgrade_state_dict_named(state_dict, name)
 
 
-# Clark et al. 2020, Table 6. Where the embeddings have no width of their own, it is the layers'.
+# Clark et al. 2020, Table 6. Without ``embedding_dim``, embeddings are as wide as the layers.
 SIZES: dict[str, dict[str, float]] = {
     "electra_small": {
         "encoder_embed_dim": 256,
@@ -163,6 +180,8 @@ SIZES: dict[str, dict[str, float]] = {
 
 
 def _preset(sizes: dict[str, float]) -> Callable[[Any], None]:
+    """Return the function that sets the defaults of an arch with these sizes."""
+
     def preset(args: Any) -> None:
         set_defaults(args, **sizes, segment_embeddings=2)
         set_defaults(args, embedding_dim=args.encoder_embed_dim, layer_norm_eps=1e-5)

@@ -1,7 +1,6 @@
-"""The two networks of ELECTRA (Clark et al. 2020): fairseq's RoBERTa over shared embeddings.
+"""The two networks of ELECTRA (Clark et al. 2020), built from fairseq's RoBERTa.
 
-The discriminator embeds more narrowly than its layers are wide where the arch says so; the
-generator is a masked language model on the discriminator's embeddings.
+Generator and discriminator share their embeddings, which may be narrower than the layers.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ from fairseq.models.transformer import TransformerEncoder
 from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 
-from fairseq_stochattn.errors import UsageError
-from fairseq_stochattn.models.embeddings import RicherEmbedding, add_segments
+from ..compat import UsageError
+from .embeddings import SegmentEmbedding, add_segments
 
-SHARED = ("embed_positions", "embed_segments", "layernorm_embedding")  # and embed_tokens
+# Modules that the generator shares with the discriminator, beside embed_tokens.
+SHARED = ("embed_positions", "embed_segments", "layernorm_embedding")
 
 
-class ProjectedEncoder(RicherEmbedding, TransformerEncoder):
-    """fairseq's encoder over embeddings that may have another width than its layers."""
+class ProjectedEncoder(SegmentEmbedding, TransformerEncoder):
+    """fairseq's encoder with a projection, if the embeddings are not as wide as the layers."""
 
     def __init__(self, args: Namespace, dictionary: Dictionary, embed_tokens: nn.Embedding) -> None:
         super().__init__(args, dictionary, embed_tokens)
@@ -35,7 +35,7 @@ class ProjectedEncoder(RicherEmbedding, TransformerEncoder):
 
 
 class Discriminator(RobertaEncoder):
-    """RoBERTa over embeddings of their own width; its head, in pre-training, finds replacements."""
+    """RoBERTa's encoder. In pre-training it has a head that predicts which tokens were replaced."""
 
     def __init__(self, args: Namespace, dictionary: Dictionary, pretraining: bool) -> None:
         super().__init__(args, dictionary)
@@ -54,7 +54,7 @@ class Discriminator(RobertaEncoder):
         return encoder
 
     def build_lm_head(self, *args: Any, **kwargs: Any) -> None:
-        """It does not name tokens."""
+        """Return None, because the discriminator does not predict tokens."""
 
     def output_layer(self, features: Tensor, **unused: Any) -> Tensor:
         if self.rtd_head is None:
@@ -63,7 +63,7 @@ class Discriminator(RobertaEncoder):
 
 
 class ReplacedTokenHead(nn.Module):
-    """(B, T, C) → (B, T): the logit that a token is not the original one."""
+    """Predicts for every token the logit that it was replaced: (B, T, C) → (B, T)."""
 
     def __init__(self, width: int, activation_fn: str) -> None:
         super().__init__()
@@ -76,9 +76,9 @@ class ReplacedTokenHead(nn.Module):
 
 
 class Generator(nn.Module):
-    """A masked language model on the discriminator's embeddings, ``generator_size`` as wide."""
+    """A masked language model with the discriminator's embeddings and narrower layers."""
 
-    auxiliary: ClassVar[bool] = True  # its attention stays as it is, see ``heads.find_heads``
+    auxiliary: ClassVar[bool] = True  # core/heads.py skips the attention of auxiliary modules
 
     def __init__(self, args: Namespace, discriminator: TransformerEncoder) -> None:
         super().__init__()
@@ -92,13 +92,16 @@ class Generator(nn.Module):
         self.lm_head = GeneratorHead(args, tokens.embedding_dim, len(dictionary), weight)
 
     def forward(self, src_tokens: Tensor, masked_tokens: Tensor | None = None) -> Tensor:
-        """Logits (n, V) at the masked tokens, or (B, T, V) at all."""
+        """Return the logits (n, V) at the n masked tokens.
+
+        Without ``masked_tokens`` the method returns the logits at all tokens, (B, T, V).
+        """
         features = self.sentence_encoder(src_tokens)["encoder_out"][0].transpose(0, 1)
         return self.lm_head(features, masked_tokens)
 
 
 class GeneratorHead(RobertaLMHead):
-    """RoBERTa's, from the generator's width to that of the embeddings it is tied to."""
+    """RoBERTa's language-model head with a projection from the layers' to the embeddings' width."""
 
     def __init__(
         self, args: Namespace, embedding_dim: int, vocabulary: int, weight: nn.Parameter | None
@@ -108,7 +111,7 @@ class GeneratorHead(RobertaLMHead):
 
 
 def generator_args(args: Namespace) -> Namespace:
-    """The discriminator's, with narrower layers."""
+    """The flags of the generator: the discriminator's flags with narrower layers."""
     heads = max(1, round(args.encoder_attention_heads * args.generator_size))
     head_dim = max(1, round(args.encoder_embed_dim * args.generator_size / heads))
     sizes = {

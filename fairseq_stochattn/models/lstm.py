@@ -1,4 +1,7 @@
-"""LSTM encoder-decoder with attention: ``lstm_<method>`` and fairseq's presets of it."""
+"""LSTM encoder-decoder with attention.
+
+Registers ``lstm_<method>``, and a variant of each of fairseq's presets for every method.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,22 +11,27 @@ from fairseq.models import register_model_architecture
 from fairseq.models.lstm import LSTMModel, base_architecture
 from omegaconf import II
 
-from fairseq_stochattn.models.backbone import Backbone, register_backbone
-from fairseq_stochattn.models.config import set_defaults
+from .backbone import Backbone, register_backbone
+from .config import set_defaults
 
 
 @dataclass
 class RecurrentConfig(FairseqDataclass):
-    """fairseq's LSTM asks which criterion is used: adaptive_loss needs another output layer."""
+    """The name of the criterion.
+
+    fairseq's LSTM reads it, because with ``adaptive_loss`` it uses an adaptive softmax as output
+    layer.
+    """
 
     criterion: str = II("criterion._name")
 
 
 @register_model_architecture("lstm", "lstm_iwslt_de_en")
 def lstm_iwslt_de_en(args: Any) -> None:
-    """The model of the BABN paper's translation (App. A), and so ``lstm_babn_iwslt_de_en``.
+    """Set the sizes of the BABN paper's translation model (App. A).
 
-    A two-layer bidirectional LSTM with 512 units, a two-layer LSTM with 768, dropout 0.3.
+    The encoder is a two-layer bidirectional LSTM with 512 units, the decoder is a two-layer LSTM
+    with 768 units, and dropout is 0.3. The arch with BABN attention is ``lstm_babn_iwslt_de_en``.
     """
     set_defaults(
         args,

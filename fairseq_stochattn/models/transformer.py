@@ -1,8 +1,11 @@
-"""Encoder-decoder Transformer: ``transformer_<method>`` and fairseq's presets of it."""
+"""Encoder-decoder Transformer.
+
+Registers ``transformer_<method>``, and a variant of each of fairseq's presets for every method.
+"""
 
 from fairseq.models.transformer import TransformerModel
 
-from fairseq_stochattn.models.backbone import Backbone, register_backbone
+from .backbone import Backbone, register_backbone
 
 register_backbone(
     Backbone(

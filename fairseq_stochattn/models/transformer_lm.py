@@ -1,8 +1,11 @@
-"""Transformer language model: ``transformer_lm_<method>`` and fairseq's GPT-like presets of it."""
+"""Transformer language model.
+
+Registers ``transformer_lm_<method>``, and a variant of each of fairseq's presets for every method.
+"""
 
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
-from fairseq_stochattn.models.backbone import Backbone, register_backbone
+from .backbone import Backbone, register_backbone
 
 register_backbone(
     Backbone(

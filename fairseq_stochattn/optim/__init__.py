@@ -1,7 +1,7 @@
-"""Optimizers of ours: repulsive attention over any base, and torch's fused AdamW."""
+"""Optimizers for fairseq: repulsive attention around any other optimizer, torch's fused AdamW."""
 
-from fairseq_stochattn.optim.fused_adamw import FusedAdamWConfig
-from fairseq_stochattn.optim.repulsive import RepulsiveConfig
+from .fused_adamw import FusedAdamWConfig
+from .repulsive import RepulsiveConfig
 
-# By name, each with the flags of its own.
+# Name → the flags of the optimizer itself, without those of a wrapped one.
 OPTIMIZERS = {"repulsive": RepulsiveConfig, "fused_adamw": FusedAdamWConfig}

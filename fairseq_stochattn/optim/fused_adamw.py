@@ -1,7 +1,8 @@
-"""AdamW by torch's fused kernel, ``--optimizer fused_adamw``: fairseq's Adam is a loop in Python.
+"""``--optimizer fused_adamw``: torch's AdamW with its fused kernel.
 
-The same flags as ``--optimizer adam``, the same decoupled weight decay. torch adds ε to √v̂ with the
-bias corrected, fairseq before; the two agree as far as ε is small beside √v.
+It is faster than fairseq's Adam, which is a loop in Python, and has the same flags and the same
+decoupled weight decay. torch adds ε to √v̂ after the bias correction, fairseq adds it to √v before,
+so both agree where ε is small compared to √v.
 """
 
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from omegaconf import II
 
 @dataclass
 class FusedAdamWConfig(FairseqDataclass):
+    """The flags that ``--optimizer adam`` has too."""
+
     adam_betas: Any = field(default=(0.9, 0.999), metadata={"help": "betas for Adam optimizer"})
     adam_eps: float = field(default=1e-8, metadata={"help": "epsilon for Adam optimizer"})
     weight_decay: float = field(default=0.0, metadata={"help": "weight decay"})

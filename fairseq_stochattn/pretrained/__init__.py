@@ -1,1 +1,1 @@
-"""Pretrained encoders: Hugging Face's folders into fairseq checkpoints, and back."""
+"""Pretrained encoders: import from Hugging Face folders; export to them and to plain fairseq."""

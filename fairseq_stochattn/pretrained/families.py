@@ -1,6 +1,7 @@
-"""Families of encoders: what Hugging Face calls a tensor or a setting, and what fairseq does.
+"""Families of encoders: tables that map Hugging Face's names of tensors and settings to fairseq's.
 
-A family is tables of names, read in both directions. A further one is a further ``Family``.
+Import and export read the same tables in opposite directions. To support another kind of encoder,
+add a ``Family``.
 """
 
 from __future__ import annotations
@@ -9,18 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairseq_stochattn.errors import UsageError
-from fairseq_stochattn.models.electra import PRETRAINING
-from fairseq_stochattn.models.roberta import POOLER
+from ..core.errors import InputError
+from ..core.json_input import short
+from ..models.electra import PRETRAINING_MODULES
+from ..models.roberta import POOLER
 
-# fairseq's names of the tensors whose rows are tokens or positions.
+# fairseq's names for the tensors that have one row per token, position or segment.
 TOKENS = "encoder.sentence_encoder.embed_tokens.weight"
 POSITIONS = "encoder.sentence_encoder.embed_positions.weight"
 SEGMENTS = "encoder.sentence_encoder.embed_segments.weight"
-OUTPUT = "encoder.lm_head.weight"  # the same as TOKENS where they are tied
+OUTPUT = "encoder.lm_head.weight"  # the same tensor as TOKENS if the weights are tied
 OUTPUT_BIAS = "encoder.lm_head.bias"
-FIRST_POSITION = 2  # fairseq's row of a sentence's first token, behind that of padding
-# The name that fairseq's sentence_prediction gives to its head.
+FIRST_POSITION = 2  # fairseq's position row for the first token of a sentence; row 1 is for padding
+# fairseq's task sentence_prediction uses this name for its classification head.
 HEAD = "sentence_classification_head"
 POOLING_HEAD = f"classification_heads.{POOLER}."
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
@@ -28,63 +30,76 @@ BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 @dataclass(frozen=True)
 class Part:
-    """Tensors that are there together or not at all: Hugging Face's names to fairseq's.
+    """A group of tensors; a model contains either all of them or none.
 
-    A name without .weight or .bias stands for both, {n} for the number of every layer.
+    ``names`` maps Hugging Face's names to fairseq's. A name without .weight or .bias stands for
+    both tensors, and {n} stands for the index of every layer.
     """
 
     names: dict[str, str]
-    mark: str = ""  # the tensor that tells whether the part is there; without one it must be
-    head: str = ""  # how transformers' classes with this part end
-    output: str = ""  # the layer that writes tokens; its weight is usually the embedding's
-    # Of config.json: whether a model has the part at all.
-    wanted: Callable[[dict[str, Any]], bool] = lambda config: True
+    # The model has this part if it has the tensor with this Hugging Face name; with "", always.
+    marker: str = ""
+    # The last part of the name of transformers' class for models with this part.
+    class_suffix: str = ""
+    # The layer that predicts tokens. Its weight is usually tied to the token embedding.
+    output_layer: str = ""
+    # Whether a model with this config.json can have the part.
+    applies: Callable[[dict[str, Any]], bool] = lambda config: True
 
     @property
     def output_bias(self) -> str:
-        return next(theirs for theirs, ours in self.names.items() if ours == OUTPUT_BIAS)
+        """Hugging Face's name for the bias of the output layer."""
+        return next(hf for hf, fairseq in self.names.items() if fairseq == OUTPUT_BIAS)
 
     def expand(self, layers: int, tied: bool) -> dict[str, str]:
-        """Every tensor's two names; that of the output only where it is one of its own."""
+        """The names of all tensors of a model, Hugging Face's → fairseq's.
+
+        The weight of the output layer is included unless it is ``tied`` to the token embedding.
+        """
         expanded = {}
-        for theirs, ours in self.names.items():
-            single = theirs.endswith((".weight", ".bias"))
+        for hf, fairseq in self.names.items():
+            single = hf.endswith((".weight", ".bias"))
             for kind in ("",) if single else (".weight", ".bias"):
-                for n in range(layers) if "{n}" in theirs else (0,):
-                    expanded[theirs.format(n=n) + kind] = ours.format(n=n) + kind
-        if self.output and not tied:
-            expanded[f"{self.output}.weight"] = OUTPUT
+                for n in range(layers) if "{n}" in hf else (0,):
+                    expanded[hf.format(n=n) + kind] = fairseq.format(n=n) + kind
+        if self.output_layer and not tied:
+            expanded[f"{self.output_layer}.weight"] = OUTPUT
         return expanded
 
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of encoder in its two writings."""
+    """How Hugging Face and fairseq store one kind of encoder."""
 
-    classes: dict[str, str]  # config.json's model_type → how transformers' classes begin
-    prefix: str  # of the encoder's own tensors in a model with a head
-    parts: tuple[Part, ...]  # one that uses tensors of another stands before it
-    activations: dict[str, str]  # hidden_act → --activation-fn; the first of several is written
-    segments: int  # type_vocab_size where config.json does not say
-    first_position: Callable[[dict[str, Any]], int]  # row of a sentence's first token
-    two_separators: bool  # between the sentences of a pair
-    # Tensors that have no counterpart and are left out, by the beginnings of their names.
-    without: tuple[str, ...] = BUFFERS
-    # Of fairseq's: what pre-training alone needs, and makes anew where a checkpoint lacks it.
-    pretraining: tuple[str, ...] = ()
-    refused: dict[str, str] = field(default_factory=dict)  # tensor's beginning → why not
-    sizes: dict[str, str] = field(default_factory=dict)  # config.json's, beyond those of all
-    pooler: str = "tanh"  # activation inside classification heads
+    class_prefixes: dict[str, str]  # model_type in config.json → start of transformers' class names
+    encoder_prefix: str  # prefix of the encoder's tensors in a model that also has a head
+    parts: tuple[Part, ...]  # if parts share tensors, the largest part must come first
+    # hidden_act → --activation-fn. If several have the same value, the export uses the first.
+    activations: dict[str, str]
+    default_segments: int  # type_vocab_size if config.json does not contain it
+    first_position: Callable[[dict[str, Any]], int]  # position row of a sentence's first token
+    two_separators: bool  # whether two separators, not one, divide the sentences of a pair
+    # Name prefixes of Hugging Face's tensors that fairseq lacks and the import skips.
+    skipped: tuple[str, ...] = BUFFERS
+    # Name prefixes of fairseq's tensors that only pre-training needs. If a checkpoint lacks such a
+    # tensor, the model keeps the initial values.
+    pretraining_only: tuple[str, ...] = ()
+    # Name prefixes of tensors that cannot be imported → the reason.
+    refused: dict[str, str] = field(default_factory=dict)
+    # Keys of config.json that only this family has, for sizes → fairseq's flags.
+    extra_sizes: dict[str, str] = field(default_factory=dict)
+    head_activation: str = "tanh"  # activation function inside classification heads
     backbone: str = "roberta"
-    task: str = "masked_lm"  # of pre-training; its criterion is called the same
+    pretraining_task: str = "masked_lm"  # its criterion has the same name
 
     @property
-    def writes_tokens(self) -> bool:
-        return any(part.output for part in self.parts)
+    def predicts_tokens(self) -> bool:
+        """Whether models of this family can have a masked language modelling head."""
+        return any(part.output_layer for part in self.parts)
 
 
-def _behind_padding(config: dict[str, Any]) -> int:
-    """As in fairseq: the row of the padding's own number is for padding."""
+def _first_position_after_padding(config: dict[str, Any]) -> int:
+    """The row after the row whose index is the padding id, as in fairseq."""
     padding = config.get("pad_token_id")
     return (1 if padding is None else padding) + 1
 
@@ -98,8 +113,8 @@ ENCODER = Part(
         "embeddings.token_type_embeddings.weight": SEGMENTS,
         "embeddings.LayerNorm": "encoder.sentence_encoder.layernorm_embedding",
         **{
-            f"encoder.layer.{{n}}.{theirs}": f"encoder.sentence_encoder.layers.{{n}}.{ours}"
-            for theirs, ours in {
+            f"encoder.layer.{{n}}.{hf}": f"encoder.sentence_encoder.layers.{{n}}.{fairseq}"
+            for hf, fairseq in {
                 "attention.self.query": "self_attn.q_proj",
                 "attention.self.key": "self_attn.k_proj",
                 "attention.self.value": "self_attn.v_proj",
@@ -112,29 +127,29 @@ ENCODER = Part(
         },
     }
 )
-POOLING = Part({"pooler.dense": f"{POOLING_HEAD}dense"}, mark="pooler.dense.weight")
+POOLING = Part({"pooler.dense": f"{POOLING_HEAD}dense"}, marker="pooler.dense.weight")
 CLASSIFIER = Part(
     {
         "classifier.dense": f"classification_heads.{HEAD}.dense",
         "classifier.out_proj": f"classification_heads.{HEAD}.out_proj",
     },
-    mark="classifier.out_proj.weight",
-    head="ForSequenceClassification",
+    marker="classifier.out_proj.weight",
+    class_suffix="ForSequenceClassification",
 )
 
 BERT = Family(
-    classes={"bert": "Bert"},
-    prefix="bert.",
+    class_prefixes={"bert": "Bert"},
+    encoder_prefix="bert.",
     parts=(
         ENCODER,
         Part(
-            # BERT classifies what its pooler gives: together they are fairseq's head.
+            # BERT classifies the output of its pooler. In fairseq both layers belong to the head.
             {
                 "pooler.dense": f"classification_heads.{HEAD}.dense",
                 "classifier": f"classification_heads.{HEAD}.out_proj",
             },
-            mark="classifier.weight",
-            head="ForSequenceClassification",
+            marker="classifier.weight",
+            class_suffix="ForSequenceClassification",
         ),
         POOLING,
         Part(
@@ -143,9 +158,9 @@ BERT = Family(
                 "cls.predictions.transform.LayerNorm": "encoder.lm_head.layer_norm",
                 "cls.predictions.bias": OUTPUT_BIAS,
             },
-            mark="cls.predictions.transform.dense.weight",
-            head="ForMaskedLM",
-            output="cls.predictions.decoder",
+            marker="cls.predictions.transform.dense.weight",
+            class_suffix="ForMaskedLM",
+            output_layer="cls.predictions.decoder",
         ),
     ),
     activations={
@@ -153,15 +168,15 @@ BERT = Family(
         **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), "gelu_accurate"),
         "relu": "relu",
     },
-    segments=2,
+    default_segments=2,
     first_position=lambda config: 0,
     two_separators=False,
-    without=(*BUFFERS, "cls.seq_relationship."),  # the head of next sentence prediction
+    skipped=(*BUFFERS, "cls.seq_relationship."),  # the head for next-sentence prediction
 )
 
 ROBERTA = Family(
-    classes={"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"},
-    prefix="roberta.",
+    class_prefixes={"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"},
+    encoder_prefix="roberta.",
     parts=(
         ENCODER,
         CLASSIFIER,
@@ -172,25 +187,27 @@ ROBERTA = Family(
                 "lm_head.layer_norm": "encoder.lm_head.layer_norm",
                 "lm_head.bias": OUTPUT_BIAS,
             },
-            mark="lm_head.dense.weight",
-            head="ForMaskedLM",
-            output="lm_head.decoder",
+            marker="lm_head.dense.weight",
+            class_suffix="ForMaskedLM",
+            output_layer="lm_head.decoder",
         ),
     ),
-    activations=GELU,  # its head has gelu whatever hidden_act says, fairseq's has hidden_act
-    segments=1,
-    first_position=_behind_padding,
+    # Only gelu is allowed, because transformers' head always uses gelu, while fairseq's head uses
+    # the activation of the layers.
+    activations=GELU,
+    default_segments=1,
+    first_position=_first_position_after_padding,
     two_separators=True,
 )
 
 ELECTRA = Family(
-    classes={"electra": "Electra"},
-    prefix="electra.",
+    class_prefixes={"electra": "Electra"},
+    encoder_prefix="electra.",
     parts=(
         ENCODER,
         Part(
             {"embeddings_project": "encoder.sentence_encoder.embed_project"},
-            wanted=lambda config: config["embedding_size"] != config["hidden_size"],
+            applies=lambda config: config["embedding_size"] != config["hidden_size"],
         ),
         CLASSIFIER,
         Part(
@@ -198,31 +215,31 @@ ELECTRA = Family(
                 "discriminator_predictions.dense": "encoder.rtd_head.dense",
                 "discriminator_predictions.dense_prediction": "encoder.rtd_head.out_proj",
             },
-            mark="discriminator_predictions.dense.weight",
-            head="ForPreTraining",
+            marker="discriminator_predictions.dense.weight",
+            class_suffix="ForPreTraining",
         ),
     ),
     activations=BERT.activations,
-    segments=2,
+    default_segments=2,
     first_position=BERT.first_position,
     two_separators=False,
-    pretraining=tuple(f"{part}." for part in PRETRAINING),
-    refused={"generator_": "ELECTRA's generator; import its discriminator (ElectraForPreTraining)"},
-    sizes={"embedding_size": "embedding_dim"},
-    pooler="gelu",
+    pretraining_only=tuple(f"{part}." for part in PRETRAINING_MODULES),
+    refused={"generator_": "ELECTRA's generator: import the discriminator (ElectraForPreTraining)"},
+    extra_sizes={"embedding_size": "embedding_dim"},
+    head_activation="gelu",
     backbone="electra",
-    task="electra",
+    pretraining_task="electra",
 )
 
-FAMILIES = {name: family for family in (BERT, ROBERTA, ELECTRA) for name in family.classes}
+FAMILIES = {name: family for family in (BERT, ROBERTA, ELECTRA) for name in family.class_prefixes}
 
 
 def family_of(config: dict[str, Any], where: str) -> Family:
-    """The family that config.json names."""
+    """The family of the model that config.json describes; ``where`` is the path of the file."""
     name = config.get("model_type")
     known = ", ".join(FAMILIES)
     if name is None:
-        raise UsageError(f"{where} has no model_type (known: {known})")
-    if name not in FAMILIES:
-        raise UsageError(f"{where}: model_type '{name}' cannot be imported (known: {known})")
+        raise InputError(f"{where} has no model_type (known: {known})")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise InputError(f"{where}: model_type '{short(name)}' cannot be imported (known: {known})")
     return FAMILIES[name]

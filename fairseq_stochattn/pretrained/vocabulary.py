@@ -1,7 +1,8 @@
-"""Which row of an embedding is which token: a tokenizer's numbers, and fairseq's dictionary.
+"""Converts the order of embedding rows between a tokenizer's token ids and a fairseq dictionary.
 
-fairseq begins with <s>, <pad>, </s>, <unk> and its masking tasks put <mask> behind the last symbol.
-A tokenizer has its own names and places for these five; all others keep their order.
+A fairseq dictionary starts with <s>, <pad>, </s>, <unk>, and fairseq's masking tasks append <mask>
+as the last symbol. A tokenizer has other names and ids for these five tokens. All other tokens are
+in the same order in the tokenizer and in the dictionary.
 """
 
 from __future__ import annotations
@@ -14,133 +15,153 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from fairseq_stochattn.errors import UsageError
-from fairseq_stochattn.pretrained.folders import needs_extra, read_json
+from ..core.errors import InputError
+from ..core.json_input import short
+from ..core.optional import optional_import
+from .huggingface_folder import read_json
 
 logger = logging.getLogger(__name__)
 
 ROLES = ("cls_token", "pad_token", "sep_token", "unk_token", "mask_token")
-FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-STYLES = (("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"), FAIRSEQ)
-# Embeddings are made a little longer than the vocabulary: up to a multiple of this at the most.
-ROUNDED = 128
+FAIRSEQ_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+# The default names of the five special tokens: BERT's and RoBERTa's.
+DEFAULT_NAMES = (("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"), FAIRSEQ_SPECIAL)
+# Many models round the number of embedding rows up to a multiple of a number such as 8 or 64. This
+# is the largest such number that is expected.
+ROW_MULTIPLE = 128
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The rows in fairseq's order: their symbols, and the tokenizer's number of each."""
+    """The symbol and the tokenizer's id of every embedding row, in the order of fairseq."""
 
     symbols: list[str]  # <s>, <pad>, </s>, <unk>, …, <mask>
-    numbers: list[int]
+    token_ids: list[int]
 
     @property
-    def pad(self) -> int:
-        return self.numbers[1]
+    def padding_id(self) -> int:
+        return self.token_ids[1]
 
     def dictionary(self) -> Dictionary:
-        """With <mask> among its own symbols: tasks that do not add it know every row too."""
+        """The fairseq dictionary of all symbols.
+
+        The dictionary includes <mask>, so that tasks that do not add <mask> themselves have the
+        same number of embedding rows.
+        """
         dictionary = Dictionary()
         for symbol in self.symbols[dictionary.nspecial :]:
             dictionary.add_symbol(symbol)
         return dictionary
 
     def to_fairseq(self, rows: Tensor) -> Tensor:
-        return rows[self.numbers]
+        """Reorder rows from the tokenizer's order to fairseq's."""
+        return rows[self.token_ids]
 
     def to_tokenizer(self, rows: Tensor) -> Tensor:
-        moved = torch.empty_like(rows)
-        moved[self.numbers] = rows
-        return moved
+        """Reorder rows from fairseq's order to the tokenizer's."""
+        reordered = torch.empty_like(rows)
+        reordered[self.token_ids] = rows
+        return reordered
 
 
-def unnamed(size: int) -> Vocabulary:
-    """Of a model whose tokenizer is not known: every row stays where it is."""
+def vocabulary_without_tokenizer(size: int) -> Vocabulary:
+    """A vocabulary without symbols, which keeps every row in its place."""
     return Vocabulary([], list(range(size)))
 
 
 def read_vocabulary(folder: Path, size: int) -> Vocabulary:
-    """That of the tokenizer in ``folder``, for an embedding of ``size`` rows."""
-    numbers = _read_tokens(folder)
-    tokens = {number: token for token, number in numbers.items()}
+    """The vocabulary of the tokenizer in ``folder``, for an embedding of ``size`` rows."""
+    ids = _read_token_ids(folder)
+    tokens = {token_id: token for token, token_id in ids.items()}
     if max(tokens) >= size:
-        raise UsageError(
-            f"{folder}: the tokenizer has numbers up to {max(tokens)}, the embedding {size} rows"
+        raise InputError(
+            f"{folder}: the tokenizer has ids up to {short(max(tokens))}, but the embedding has "
+            f"only {size} rows"
         )
-    spare = size - len(tokens)
-    if spare >= ROUNDED:
-        raise UsageError(
-            f"{folder}: the tokenizer has {len(tokens)} tokens, the embedding {size} rows: "
-            "they are of different models"
+    unused = size - len(tokens)
+    if unused >= ROW_MULTIPLE:
+        raise InputError(
+            f"{folder}: the tokenizer has {len(tokens)} tokens, but the embedding has {size} rows: "
+            "they belong to different models"
         )
-    if spare:
-        logger.info("%d rows of the embedding have no token: kept as made-up words", spare)
-    ends = [numbers[token] for token in _special_tokens(folder, numbers)]
-    rest = [number for number in range(size) if number not in set(ends)]
-    symbols = [_symbol(tokens.get(number), number, numbers) for number in rest]
-    return Vocabulary([*FAIRSEQ[:4], *symbols, FAIRSEQ[4]], [*ends[:4], *rest, ends[4]])
+    if unused:
+        logger.info("%d embedding rows have no token: they get placeholder symbols", unused)
+    special = [ids[token] for token in _special_tokens(folder, ids)]
+    others = [token_id for token_id in range(size) if token_id not in set(special)]
+    symbols = [_symbol(tokens.get(token_id), token_id, ids) for token_id in others]
+    return Vocabulary(
+        symbols=[*FAIRSEQ_SPECIAL[:4], *symbols, FAIRSEQ_SPECIAL[4]],
+        token_ids=[*special[:4], *others, special[4]],
+    )
 
 
-def _symbol(token: str | None, number: int, known: dict[str, int]) -> str:
-    """The token, or a made-up word where there is none that a dictionary could hold."""
-    if token is not None and token.split() == [token] and token not in FAIRSEQ:
+def _symbol(token: str | None, token_id: int, known: dict[str, int]) -> str:
+    """Return the token, or a placeholder if it is None or not allowed in a fairseq dictionary."""
+    if token is not None and token.split() == [token] and token not in FAIRSEQ_SPECIAL:
         return token
-    made_up = f"madeupword{number:04d}"  # fairseq's name for a row that no text reaches
-    while made_up in known:
-        made_up += "_"
-    return made_up
+    placeholder = f"madeupword{token_id:04d}"  # fairseq's own name for unused rows
+    while placeholder in known:
+        placeholder += "_"
+    return placeholder
 
 
 def _special_tokens(folder: Path, known: dict[str, int]) -> list[str]:
-    """What the tokenizer calls the five of fairseq, in fairseq's order."""
+    """The tokenizer's names for fairseq's five special tokens, in the order of fairseq."""
     given: dict[str, object] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / name).is_file():
-            given |= read_json(folder / name)
-    lacking: list[str] = []
-    for style in STYLES:
-        names = [_name(given.get(role)) or usual for role, usual in zip(ROLES, style, strict=True)]
-        lacking = lacking or [name for name in names if name not in known]
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / file).is_file():
+            given |= read_json(folder / file)
+    missing: list[str] = []
+    for defaults in DEFAULT_NAMES:
+        names = [
+            _token_text(given.get(role)) or default
+            for role, default in zip(ROLES, defaults, strict=True)
+        ]
+        missing = missing or [name for name in names if name not in known]
         if all(name in known for name in names) and len(set(names)) == len(names):
             return names
-    raise UsageError(f"{folder}: the tokenizer lacks a special token: {', '.join(lacking)}")
+    raise InputError(f"{folder}: the tokenizer lacks a special token: {short(', '.join(missing))}")
 
 
-def _name(entry: object) -> str | None:
-    return entry.get("content") if isinstance(entry, dict) else entry
+def _token_text(entry: object) -> str | None:
+    """The text of a special token, which is stored as a string or as an object."""
+    text = entry.get("content") if isinstance(entry, dict) else entry
+    return text if isinstance(text, str) else None
 
 
-def _read_tokens(folder: Path) -> dict[str, int]:
-    """Every token's number, from whichever of the usual files there is."""
+def _read_token_ids(folder: Path) -> dict[str, int]:
+    """Read the id of every token from the first of the usual tokenizer files that exists."""
     for name, read in READERS.items():
         path = folder / name
         if path.is_file():
-            found = read(path)
-            if not found or not all(isinstance(number, int) for number in found.values()):
-                raise UsageError(f"{path} holds no vocabulary")
-            return found
-    raise UsageError(f"{folder} has no tokenizer: none of {', '.join(READERS)}")
+            ids = read(path)
+            if not ids or not all(type(x) is int and x >= 0 for x in ids.values()):
+                raise InputError(f"{path} does not contain a vocabulary")
+            if len(set(ids.values())) < len(ids):
+                raise InputError(f"{path} gives the same id to two tokens")
+            return ids
+    raise InputError(f"{folder} has no tokenizer: none of {', '.join(READERS)}")
 
 
-def _of_tokenizer_json(path: Path) -> dict[str, int]:
-    with needs_extra("tokenizers"):
-        import tokenizers
+def _read_tokenizer_json(path: Path) -> dict[str, int]:
+    tokenizers = optional_import("tokenizers", f"reading {path}", "pretrained")
     try:
         return tokenizers.Tokenizer.from_file(str(path)).get_vocab()
-    except Exception as error:  # the library raises bare Exceptions
-        raise UsageError(f"{path} cannot be read: {error}") from None
+    except Exception as error:  # the library has no exception class of its own
+        raise InputError(f"{path} cannot be read: {error}") from None
 
 
-def _of_vocab_txt(path: Path) -> dict[str, int]:
+def _read_vocab_txt(path: Path) -> dict[str, int]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
+        raise InputError(f"{path} cannot be read: {error}") from None
     return {line.rstrip("\r"): number for number, line in enumerate(lines) if line}
 
 
 READERS = {
-    "tokenizer.json": _of_tokenizer_json,
-    "vocab.txt": _of_vocab_txt,
+    "tokenizer.json": _read_tokenizer_json,
+    "vocab.txt": _read_vocab_txt,
     "vocab.json": read_json,
 }
 TOKENIZER_FILES = (
@@ -150,5 +171,5 @@ TOKENIZER_FILES = (
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """What a folder holds of a tokenizer."""
+    """The tokenizer files that exist in a folder."""
     return [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]

@@ -1,5 +1,6 @@
-"""Tasks that fairseq lacks. Importing this package registers them."""
+"""Tasks that fairseq lacks. Importing this package registers everything with fairseq."""
 
-from fairseq_stochattn.tasks import by_length, electra, tagging
+from .. import models  # noqa: F401  (registers archs, criterions and optimizers)
+from . import electra, sentence_prediction_by_length, token_tagging
 
-__all__ = ["by_length", "electra", "tagging"]
+__all__ = ["electra", "sentence_prediction_by_length", "token_tagging"]

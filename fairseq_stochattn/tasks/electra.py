@@ -1,7 +1,8 @@
-"""ELECTRA's pre-training (Clark et al. 2020): fairseq's masked_lm, its data and flags, for a pair.
+"""ELECTRA's pre-training (Clark et al. 2020), with the data and flags of fairseq's masked_lm.
 
-15 % of the tokens are masked for the generator: 85 % of them by <mask>, 15 % keep their token. The
-discriminator sees the generator's samples there (``criterions/electra.py``).
+15 % of the tokens are masked for the generator: 85 % of these become <mask>, 15 % stay unchanged.
+The discriminator reads the generator's samples at the masked positions. ``criterions/electra.py``
+computes the losses.
 """
 
 from collections.abc import Iterator
@@ -15,37 +16,42 @@ from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from torch import nn
 
-from fairseq_stochattn.criterions.electra import ElectraCriterion
-from fairseq_stochattn.errors import UsageError
+from ..compat import UsageError
+from ..criterions.electra import ElectraCriterion
 
 
 @dataclass
 class ElectraTaskConfig(MaskedLMConfig):
+    """The flags of masked_lm with ELECTRA's defaults."""
+
     tokens_per_sample: int = field(
-        default=512, metadata={"help": "tokens of a sample (ELECTRA-small is trained with 128)"}
+        default=512,
+        metadata={"help": "number of tokens per training example (ELECTRA-small uses 128)"},
     )
     leave_unmasked_prob: float = field(
-        default=0.15, metadata={"help": "share of masked tokens that the generator still sees"}
+        default=0.15,
+        metadata={"help": "share of masked tokens that stay unchanged in the generator's input"},
     )
     random_token_prob: float = field(
-        default=0.0, metadata={"help": "share of masked tokens that it sees as a random one"}
+        default=0.0,
+        metadata={"help": "share of masked tokens that become random in the generator's input"},
     )
 
 
 @register_task("electra", dataclass=ElectraTaskConfig)
 class ElectraTask(MaskedLMTask):
-    """Pre-training of generator and discriminator."""
+    """Pre-trains the generator and the discriminator together."""
 
-    needs_generator: ClassVar[bool] = True
+    needs_generator: ClassVar[bool] = True  # read by ElectraModel.build_model
 
     def __init__(self, cfg: ElectraTaskConfig, dictionary: Dictionary | None = None) -> None:
         if not 0 < cfg.mask_prob < 1:
             raise UsageError(f"--mask-prob must be between 0 and 1, not {cfg.mask_prob}")
-        seen = cfg.leave_unmasked_prob, cfg.random_token_prob
-        if min(seen) < 0 or sum(seen) > 1:
+        shares = cfg.leave_unmasked_prob, cfg.random_token_prob
+        if min(shares) < 0 or sum(shares) > 1:
             raise UsageError(
                 "--leave-unmasked-prob and --random-token-prob are shares of the masked tokens: "
-                "not negative, together at most 1"
+                "neither may be negative, and they may be together at most 1"
             )
         if cfg.skip_masking or cfg.d2v2_multi:
             raise UsageError("--skip-masking and --d2v2-multi leave nothing for ELECTRA to replace")
@@ -79,7 +85,10 @@ class ElectraTask(MaskedLMTask):
 
 @contextmanager
 def _missing_data_in_one_line() -> Iterator[None]:
+    """Within the block, a missing file is reported as a one-line error."""
     try:
         yield
     except FileNotFoundError as error:
-        raise UsageError(f"no data of fairseq-preprocess --only-source: {error}") from None
+        raise UsageError(
+            f"the data directory has no data of fairseq-preprocess --only-source: {error}"
+        ) from None

@@ -1,0 +1,1 @@
+"""The ``stochattn-*`` commands, one file per command; command.py describes what they share."""

@@ -1,0 +1,1 @@
+"""What all methods share. Nothing here imports fairseq; most of it needs only torch."""

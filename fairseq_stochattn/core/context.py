@@ -1,0 +1,184 @@
+"""What a method sees of one attention layer: queries, keys, inputs and masks.
+
+Shapes: q (B, H, T, d), k (B, H, S, d), masks (B|1, 1|H, T|1, S), for B sentences, H heads, T
+queries, S keys and heads of width d. ``B|1`` means a dimension of size B, or of size 1 to
+broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from .paired_batch import batch_is_paired
+
+if TYPE_CHECKING:
+    from .stack import AttentionStack
+
+# fairseq marks blocked keys in float masks by −inf, −1e8 or (fp16 encoders) −1e4.
+BLOCKED_BELOW = -1e4
+
+Input = TypeVar("Input")
+Output = TypeVar("Output")
+
+
+class CacheLast(Generic[Input, Output]):
+    """Caches f(x) for the most recent x, compared by identity.
+
+    Beam search passes the same source mask at every step, and an LSTM at every query. Masks are
+    never modified in place, so the same tensor means the same mask.
+    """
+
+    def __init__(self, f: Callable[[Input], Output]) -> None:
+        self._f = f
+        self._last: tuple[Input, Output] | None = None
+
+    def __call__(self, x: Input) -> Output:
+        if self._last is None or self._last[0] is not x:
+            self._last = x, self._f(x)
+        return self._last[1]
+
+
+@dataclass
+class AttentionMask:
+    """Which keys are padding, and which (query, key) pairs are blocked."""
+
+    key_padding: Tensor | None = None  # (B, S), True at padding
+    blocked: Tensor | None = None  # (B|1, 1|H, T|1, S), True where the query must not see the key
+    _additive: Tensor | None = field(default=None, repr=False)
+
+    def additive(self, dtype: torch.dtype) -> Tensor:
+        """The mask to add to logits: −inf at blocked pairs, 0 elsewhere."""
+        if self._additive is None or self._additive.dtype != dtype:
+            zeros = torch.zeros_like(self.blocked, dtype=dtype)
+            self._additive = zeros.masked_fill_(self.blocked, float("-inf"))
+        return self._additive
+
+    def rows(self, rows: slice) -> AttentionMask:
+        """The mask of some sentences of the batch."""
+
+        def take(x: Tensor | None) -> Tensor | None:
+            return x if x is None or x.size(0) == 1 else x[rows]  # (1, …) is broadcast
+
+        return AttentionMask(take(self.key_padding), take(self.blocked))
+
+
+def mask_from_padding(padding: Tensor | None) -> AttentionMask:
+    """The mask that blocks padding keys, (B, S), for every query."""
+    if padding is None:
+        return AttentionMask()
+    padding = padding.bool()
+    return AttentionMask(padding, unblock_empty_rows(padding[:, None, None, :]))
+
+
+def mask_from_both(
+    padding: Tensor | None, attn_mask: Tensor
+) -> tuple[AttentionMask, Tensor | None]:
+    """The mask of padding keys (B, S) and ``attn_mask`` (T, S) or (B, H, T, S) together.
+
+    Also returns the finite part of a float ``attn_mask``, to be added to the logits.
+    """
+    bias, never = None, attn_mask.bool()
+    if attn_mask.is_floating_point():
+        never = attn_mask <= BLOCKED_BELOW
+        bias = attn_mask.masked_fill(never, 0.0)
+    blocked = never.view(-1, 1, *never.shape[-2:]) if never.dim() < 4 else never
+    if padding is not None:
+        padding = padding.bool()
+        blocked = padding[:, None, None, :] | blocked
+    return AttentionMask(padding, unblock_empty_rows(blocked)), bias
+
+
+def unblock_empty_rows(blocked: Tensor) -> Tensor:
+    """Unblock rows in which every key is blocked.
+
+    The output of such a query is never used, and a softmax over nothing would be NaN.
+    """
+    return blocked & ~blocked.all(dim=-1, keepdim=True)
+
+
+@dataclass
+class AttentionContext:
+    """What a method may read in addition to the logits.
+
+    The logits are finite everywhere. Blocked pairs are masked after the last method, so no method
+    can make padding or the future visible.
+    """
+
+    q: Tensor  # (B, H, T, d), not scaled: 1/√d is part of the logits
+    k: Tensor  # (B, H, S, d)
+    query_input: Tensor  # (T, B, C): the input of W_Q
+    key_input: Tensor | None  # (S, B, C): the input of W_K; None where keys are cached
+    query_padding: Tensor | None  # (B, T), True at padding; None if unknown or no padding
+    attention_mask: AttentionMask
+    stack: AttentionStack
+    paired: bool = field(default_factory=batch_is_paired)  # whether half of it is adversarial
+    _valid: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def key_padding(self) -> Tensor | None:
+        """(B, S), True at padding."""
+        return self.attention_mask.key_padding
+
+    @property
+    def blocked(self) -> Tensor | None:
+        """(B|1, 1|H, T|1, S), True where the query must not see the key."""
+        return self.attention_mask.blocked
+
+    @property
+    def valid(self) -> Tensor:
+        """(B, 1, T, S): True where neither query nor key is padding and the pair is not blocked.
+
+        Losses are computed over these pairs. In a paired batch only the clean half is valid.
+        """
+        if self._valid is None:
+            batch, _, targets, _ = self.q.shape
+            shape = (batch, 1, targets, self.k.size(2))
+            valid = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.q.device)
+            if self.blocked is not None:
+                blocked = self.blocked
+                if blocked.size(1) > 1:  # a mask per head: valid where any head sees the key
+                    blocked = blocked.all(dim=1, keepdim=True)
+                valid = valid & ~blocked
+            if self.key_padding is not None:
+                valid = valid & ~self.key_padding[:, None, None, :]
+            if self.query_padding is not None:
+                valid = valid & ~self.query_padding[:, None, :, None]
+            if self.paired:
+                clean = torch.arange(batch, device=valid.device) < batch // 2
+                valid = valid & clean[:, None, None, None]
+            self._valid = valid.expand(shape)
+        return self._valid
+
+    def clean_half(self) -> AttentionContext:
+        """The rows that losses are computed over: all, or the first half of a paired batch."""
+        return self._rows(slice(0, self.q.size(0) // 2)) if self.paired else self
+
+    def adversarial_half(self) -> AttentionContext:
+        """The second half of a paired batch."""
+        return self._rows(slice(self.q.size(0) // 2, None))
+
+    def _rows(self, rows: slice) -> AttentionContext:
+        padding = self.query_padding
+        return replace(
+            self,
+            q=self.q[rows],
+            k=self.k[rows],
+            query_input=self.query_input[:, rows],
+            key_input=None if self.key_input is None else self.key_input[:, rows],
+            query_padding=None if padding is None else padding[rows],
+            attention_mask=self.attention_mask.rows(rows),
+            paired=False,
+            _valid=None,
+        )
+
+    def mask(self, logits: Tensor) -> Tensor:
+        """The logits with −inf at blocked pairs."""
+        if self.blocked is None:
+            return logits
+        # Adding is faster than masked_fill: its gradient is the identity.
+        return logits + self.attention_mask.additive(logits.dtype)

@@ -1,0 +1,43 @@
+"""Gradient tricks: reversal for adversarial training, straight-through for binary masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _ReverseGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, strength: float) -> Tensor:
+        ctx.strength = strength
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+        return -ctx.strength * grad_output, None
+
+
+def reverse_gradient(x: Tensor, strength: float = 1.0) -> Tensor:
+    """Identity in the forward pass; multiplies the gradient by −strength (Ganin et al. 2015).
+
+    Applied to features, it turns a network against the layers that computed them (GAN). Applied
+    to a network's parameters, it makes that network maximise what all others minimise (CT).
+    """
+    return _ReverseGradient.apply(x, strength)
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hard: Tensor, soft: Tensor) -> Tensor:
+        return hard.to(soft.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[None, Tensor]:
+        return None, grad_output
+
+
+def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
+    """The value of ``hard`` with the gradient of ``soft`` (Bengio et al. 2013)."""
+    return _StraightThrough.apply(hard, soft)

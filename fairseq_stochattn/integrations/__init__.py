@@ -1,0 +1,1 @@
+"""Adapters that bring the methods into models of other frameworks, and the public functions."""
