@@ -1,39 +1,46 @@
-"""Generate a German-English corpus of numbers, dates, clock times and prices in short sentences.
+"""Generate a German-English corpus of short sentences with numbers, dates, times and prices.
 
-Writes train/valid/test .de and .en files, and valid/test .jsonl with every right translation.
+Example: stochattn-prepare numbers --out numbers
+In a clone, python data-prep/generate_numbers.py takes the same flags.
+
+The script writes the text files {train,valid,test}.{de,en}, and {valid,test}.jsonl with all correct
+translations of every sentence. To binarise the text, use stochattn-prepare pairs.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import NoReturn
 
 from numbers_corpus.carriers import KINDS, Sentence
+from steps.command import OneLineParser, main_of, positive_int
+from steps.errors import PrepError
 
-# Draws of one kind in a row that may all be known already before the kind counts as used up.
-_PATIENCE = 2_000
-# Held-out splits come first, so that they do not change with the size of the training part.
+# isort: split
+# Imported after steps, which finds the package in a clone where it is not installed.
+from fairseq_stochattn.core.errors import InputError
+from fairseq_stochattn.core.files import atomic_file
+
+# If this many draws of one kind give no new sentence, an error is raised.
+_MAX_DRAWS = 2_000
+# The test and validation sets are drawn first, so they do not depend on the size of the training
+# set.
 _SPLIT_ORDER = ("test", "valid", "train")
 
 
-class CorpusError(Exception):
-    """The corpus cannot be made as asked; the message is one line for the user."""
-
-
 def draw_distinct(rng: Random, size: int, seen: set[str]) -> list[Sentence]:
-    """Draw size sentences whose German is not in seen, and add it there."""
+    """Draw ``size`` sentences whose German text is not in ``seen``; add the texts to ``seen``."""
     names = list(KINDS)
     weights = [KINDS[name][0] for name in names]
     sentences = []
     while len(sentences) < size:
-        # A known sentence is replaced by one of its kind, so that the mixture stays as weighted.
+        # A duplicate is replaced by a sentence of the same kind, so the shares of the kinds stay.
         kind = rng.choices(names, weights=weights)[0]
         sentence = _draw_new(rng, kind, seen)
         seen.add(sentence.german)
@@ -43,17 +50,18 @@ def draw_distinct(rng: Random, size: int, seen: set[str]) -> list[Sentence]:
 
 def _draw_new(rng: Random, kind: str, seen: set[str]) -> Sentence:
     draw = KINDS[kind][1]
-    for _ in range(_PATIENCE):
+    for _ in range(_MAX_DRAWS):
         sentence = draw(rng)
         if sentence.german not in seen:
             return sentence
-    raise CorpusError(
-        f"too many sentences asked: no new sentence of kind {kind!r} left after {len(seen)}"
+    raise PrepError(
+        f"too many sentences requested: after {len(seen)} sentences there is no new one "
+        f"of kind {kind!r}"
     )
 
 
 def build_corpus(sizes: Mapping[str, int], seed: int) -> dict[str, list[tuple[Sentence, str]]]:
-    """Return for each split its sentences, each with the one translation picked as its target."""
+    """Return the sentences of each split, each with one translation chosen as the target."""
     rng = Random(seed)
     seen: set[str] = set()
     corpus = {}
@@ -67,6 +75,7 @@ def build_corpus(sizes: Mapping[str, int], seed: int) -> dict[str, list[tuple[Se
 
 
 def as_json(sentence: Sentence, target: str) -> str:
+    """Return the JSON record of one sentence."""
     record = {
         "de": sentence.german,
         "en": target,
@@ -78,7 +87,7 @@ def as_json(sentence: Sentence, target: str) -> str:
 
 
 def write_corpus(corpus: Mapping[str, list[tuple[Sentence, str]]], folder: Path) -> None:
-    """Write all files, replacing older ones only when every new one is complete."""
+    """Write all files; older files are replaced only after all new ones are complete."""
     texts = {}
     for split, pairs in corpus.items():
         texts[f"{split}.de"] = [sentence.german for sentence, _ in pairs]
@@ -86,64 +95,46 @@ def write_corpus(corpus: Mapping[str, list[tuple[Sentence, str]]], folder: Path)
         if split != "train":
             texts[f"{split}.jsonl"] = [as_json(sentence, target) for sentence, target in pairs]
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = {name: folder / f".{name}.{os.getpid()}.tmp" for name in texts}
-    try:
+    with contextlib.ExitStack() as stack:
         for name, lines in texts.items():
-            temporary[name].write_text(
+            stack.enter_context(atomic_file(folder / name)).write_text(
                 "".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n"
             )
-        for name, path in temporary.items():
-            path.replace(folder / name)
-    finally:
-        for path in temporary.values():
-            path.unlink(missing_ok=True)
 
 
-class _OneLineParser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, without the usage in front."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
-def positive_size(text: str) -> int:
-    try:
-        size = int(text)
-    except ValueError:
-        size = 0
-    if size < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return size
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = _OneLineParser(prog="generate_numbers.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder to write the files to")
-    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
+def make_parser() -> OneLineParser:
+    """Return the parser of the command line."""
+    parser = OneLineParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="output folder")
+    parser.add_argument("--seed", type=int, default=1, help="random seed, default: %(default)s")
     for split, size in (("train", 12_000), ("valid", 500), ("test", 500)):
         parser.add_argument(
-            f"--{split}", type=positive_size, default=size, help="sentences, default: %(default)s"
+            f"--{split}",
+            type=positive_int,
+            default=size,
+            help=f"number of sentences in the {split} set, default: %(default)s",
         )
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = make_parser().parse_args(argv)
-    sizes = {split: getattr(arguments, split) for split in _SPLIT_ORDER}
+def run(argv: Sequence[str] | None) -> None:
+    args = make_parser().parse_args(argv)
+    corpus = build_corpus({split: getattr(args, split) for split in _SPLIT_ORDER}, args.seed)
     try:
-        corpus = build_corpus(sizes, arguments.seed)
-        write_corpus(corpus, arguments.out)
-    except (CorpusError, OSError) as error:
-        print(f"generate_numbers.py: error: {error}", file=sys.stderr)
-        return 1
+        write_corpus(corpus, args.out)
+    except (InputError, OSError) as error:
+        raise PrepError(str(error)) from None
     for split in reversed(_SPLIT_ORDER):
         ambiguous = sum(sentence.ambiguous for sentence, _ in corpus[split])
         kinds = Counter(sentence.kind for sentence, _ in corpus[split])
-        mixture = ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS)
+        kind_counts = ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS)
         share = ambiguous / len(corpus[split])
-        print(f"{split}: {len(corpus[split])} sentences, {share:.0%} ambiguous ({mixture})")
-    return 0
+        print(f"{split}: {len(corpus[split])} sentences, {share:.0%} ambiguous ({kind_counts})")
 
+
+main = main_of(run)
 
 if __name__ == "__main__":
     sys.exit(main())

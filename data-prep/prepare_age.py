@@ -1,10 +1,14 @@
-"""Age groups of authors of English tweets (PAN 2016 author profiling): 436 authors, 5 classes.
+"""Prepare PAN 2016 author profiling: age groups of 436 authors of English tweets, 5 classes.
 
-python data-prep/prepare_age.py --from FOLDER --out data-bin/age [--split-by tweet|author]
-PAN gives the corpus to those who register, so there is no download: FOLDER holds truth.txt with
-lines AUTHOR:::GENDER:::AGE and a file AUTHOR.xml for each. The example is one tweet. The corpus has
-no split; 52 of 1,000 tweets each become valid and test, chosen by hash: near the 4,000 of each in
-published results, which share authors between the sets. --split-by author shares none.
+Example: stochattn-prepare age --from FOLDER --out data-bin/age
+In a clone, python data-prep/prepare_age.py takes the same flags.
+
+PAN distributes the corpus only to registered users, so it cannot be downloaded here. FOLDER must
+contain truth.txt, with lines AUTHOR:::GENDER:::AGE, and one file AUTHOR.xml per author. Each tweet
+is one example. The corpus has no official split. By default, 52 of 1,000 tweets become the
+validation set and another 52 the test set; the hash of a tweet decides. Each set then has about
+4,000 tweets, as in published results, where the sets share authors. With --split-by author the sets
+do not share authors.
 Classes: 18-24, 25-34, 35-49, 50-64, 65-xx.
 """
 
@@ -20,17 +24,17 @@ from xml.etree import ElementTree
 
 from steps.command import main_of
 from steps.errors import PrepError
-from steps.examples import Example, classes
-from steps.finetuning_command import first_of, parser_for, prepare_corpus
+from steps.examples import Example, classification
+from steps.finetuning_command import first_existing, parser_for, prepare_corpus
 from steps.lines import Report, TextFile, read_lines
-from steps.tables import carved
+from steps.tables import split_by_hash
 
-SHAPE = classes("18-24", "25-34", "35-49", "50-64", "65-xx")
+SPEC = classification("18-24", "25-34", "35-49", "50-64", "65-xx")
 SHARES = {"valid": 52, "test": 52}
 
 
 def read_tweets(truth: Path, report: Report) -> Iterator[tuple[str, str, str]]:
-    """Author, age group and text."""
+    """Yield author, age group and text of every tweet."""
     for line in read_lines(TextFile(truth), report):
         columns = (line or "").strip().split(":::")
         if len(columns) < 3:
@@ -48,22 +52,27 @@ def read_tweets(truth: Path, report: Report) -> Iterator[tuple[str, str, str]]:
                 yield author, "65-xx" if age.startswith("65") else age, document.text or ""
 
 
-def example(row: tuple[str, str, str]) -> Example:
-    plain = re.sub("</?[a-zA-Z][^<>]*>", " ", row[2])
-    return (html.unescape(plain),), row[1]
+def convert(row: tuple[str, str, str]) -> Example:
+    without_tags = re.sub("</?[a-zA-Z][^<>]*>", " ", row[2])
+    return (html.unescape(without_tags),), row[1]
 
 
 def run(argv: Sequence[str] | None) -> None:
     parser = parser_for(__doc__, downloads=False)
-    parser.add_argument("--split-by", choices=("tweet", "author"), default="tweet")
+    parser.add_argument(
+        "--split-by",
+        choices=("tweet", "author"),
+        default="tweet",
+        help="assign single tweets, or all tweets of an author, to a split; default: %(default)s",
+    )
     args = parser.parse_args(argv)
-    truth = first_of(args.origin, ["truth.txt"])
+    truth = first_existing(args.origin, ["truth.txt"])
     files = sorted(args.origin.glob("*.xml"))
     if not files:
-        raise PrepError(f"{args.origin} has no XML files beside truth.txt")
+        raise PrepError(f"{args.origin} has truth.txt, but no file AUTHOR.xml")
     column = 0 if args.split_by == "author" else 2
-    tables = carved(partial(read_tweets, truth), lambda row: row[column], SHARES)
-    prepare_corpus(args, SHAPE, [truth, *files], tables, example, split_by=args.split_by)
+    tables = split_by_hash(partial(read_tweets, truth), lambda row: row[column], SHARES)
+    prepare_corpus(args, SPEC, [truth, *files], tables, convert, split_by=args.split_by)
 
 
 main = main_of(run)

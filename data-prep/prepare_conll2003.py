@@ -1,10 +1,13 @@
-"""CoNLL-2003, English entities in news: 14,041 / 3,250 / 3,453 sentences with tagged words.
+"""Prepare CoNLL-2003: named entities in English news, 14,041 / 3,250 / 3,453 tagged sentences.
 
-python data-prep/prepare_conll2003.py --from FOLDER --out data-bin/conll2003 [--model-from MODEL]
-The text is licensed by Reuters, so there is no download: FOLDER holds eng.train, eng.testa and
-eng.testb, or train.txt, valid.txt and test.txt. Tags of the shared task (I- opens an entity unless
-one of its kind ends right before) become B- and I- as in WNUT-17; files that have them already do
-not change. One tag for each subword: see steps/finetuning.py.
+Example: stochattn-prepare conll2003 --from FOLDER --out data-bin/conll2003
+In a clone, python data-prep/prepare_conll2003.py takes the same flags.
+
+Reuters licenses the text, so it cannot be downloaded here. FOLDER must contain eng.train, eng.testa
+and eng.testb, or train.txt, valid.txt and test.txt. The shared task marks the first word of an
+entity with I-, unless an entity of the same type ends directly before it. This script marks the
+first word of every entity with B-, as in WNUT-17, so files with such tags are not changed. The
+first subword of a word has the tag of the word; the others have <ignore>.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from functools import partial
 
 from steps.command import main_of
 from steps.examples import Example, tagging
-from steps.finetuning_command import first_of, parser_for, prepare_corpus
+from steps.finetuning_command import first_existing, parser_for, prepare_corpus
 from steps.lines import TextFile
 from steps.tables import read_conll
 
@@ -24,27 +27,27 @@ NAMES = {
     "valid": ("eng.testa", "valid.txt", "dev.txt"),
     "test": ("eng.testb", "test.txt"),
 }
-SHAPE = tagging(("LOC", "MISC", "ORG", "PER"))
+SPEC = tagging(("LOC", "MISC", "ORG", "PER"))
 
 
-def begun(tags: Sequence[str]) -> list[str]:
-    """Tags where every entity begins with B-."""
-    found = []
-    for before, tag in zip(["O", *tags], tags, strict=False):
-        opens = tag.startswith("I-") and before[2:] != tag[2:]
-        found.append(f"B-{tag[2:]}" if opens else tag)
-    return found
+def with_begin_tags(tags: Sequence[str]) -> list[str]:
+    """Return the tags with B- at the first word of every entity."""
+    converted = []
+    for previous, tag in zip(["O", *tags], tags, strict=False):
+        begins = tag.startswith("I-") and previous[2:] != tag[2:]
+        converted.append(f"B-{tag[2:]}" if begins else tag)
+    return converted
 
 
-def example(row: tuple[list[str], list[str]]) -> Example:
-    return row[0], begun(row[1])
+def convert(row: tuple[list[str], list[str]]) -> Example:
+    return row[0], with_begin_tags(row[1])
 
 
 def run(argv: Sequence[str] | None) -> None:
     args = parser_for(__doc__, downloads=False).parse_args(argv)
-    files = {split: first_of(args.origin, names) for split, names in NAMES.items()}
+    files = {split: first_existing(args.origin, names) for split, names in NAMES.items()}
     tables = {split: partial(read_conll, TextFile(path)) for split, path in files.items()}
-    prepare_corpus(args, SHAPE, list(files.values()), tables, example)
+    prepare_corpus(args, SPEC, list(files.values()), tables, convert)
 
 
 main = main_of(run)

@@ -1,7 +1,9 @@
-"""DREAM, questions with three answers about a dialogue: 6,116 / 2,040 / 2,041.
+"""Prepare DREAM: questions about a dialogue with three answers each, 6,116 / 2,040 / 2,041.
 
-python data-prep/prepare_dream.py --out data-bin/dream [--from FOLDER] [--model-from MODEL]
-The context is the dialogue and then the question. The files are small and read as a whole.
+Example: stochattn-prepare dream --out data-bin/dream
+In a clone, python data-prep/prepare_dream.py takes the same flags.
+
+The context is the dialogue followed by the question.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from steps.command import main_of
-from steps.examples import Example, choice
+from steps.errors import PrepError
+from steps.examples import Example, multiple_choice
 from steps.finetuning_command import prepare_files, remotes_at
 from steps.lines import Report, TextFile
 from steps.tables import read_json
@@ -23,20 +26,23 @@ REMOTES = remotes_at(
     valid=("dev.json", "9d5af2e580d809c73872a7dd43fe93d0b07c6f6086b04a9a9a1917603009d961"),
     test=("test.json", "d96d7d0752f7eab1ea8f165a582430f35653c428d36633ab4d7f26fc14946c3a"),
 )
-SHAPE = choice(3)
+SPEC = multiple_choice(3)
 
 
 def read_questions(file: TextFile, report: Report) -> Iterator[tuple[list[str], dict[str, Any]]]:
-    """Turns of the dialogue and a question about it; entries are [turns, questions, id]."""
-    for entry in read_json(file):
-        if not (isinstance(entry, list) and len(entry) == 3):
+    """Yield the turns of a dialogue and one question, from entries [turns, questions, id]."""
+    entries = read_json(file)
+    if not isinstance(entries, list):
+        raise PrepError(f"{file} is not a list of dialogues")
+    for entry in entries:
+        if not (isinstance(entry, list) and len(entry) == 3 and isinstance(entry[1], list)):
             report.dropped["entry that is not dialogue, questions and name"] += 1
             continue
         for question in entry[1]:
             yield entry[0], question
 
 
-def example(row: tuple[list[str], dict[str, Any]]) -> Example | str:
+def convert(row: tuple[list[str], dict[str, Any]]) -> Example | str:
     turns, question = row
     options = question["choice"]
     if question["answer"] not in options:
@@ -46,7 +52,7 @@ def example(row: tuple[list[str], dict[str, Any]]) -> Example | str:
 
 
 def run(argv: Sequence[str] | None) -> None:
-    prepare_files(__doc__, argv, SHAPE, REMOTES, read_questions, example)
+    prepare_files(__doc__, argv, SPEC, REMOTES, read_questions, convert)
 
 
 main = main_of(run)

@@ -1,6 +1,9 @@
-"""HellaSWAG, which of four endings goes on with a text: 39,905 / 10,042, 10,003 without labels.
+"""Prepare HellaSWAG: choose one of four endings for a text, 39,905 / 10,042 / 10,003 questions.
 
-python data-prep/prepare_hellaswag.py --out data-bin/hellaswag [--from FOLDER] [--model-from MODEL]
+Example: stochattn-prepare hellaswag --out data-bin/hellaswag
+In a clone, python data-prep/prepare_hellaswag.py takes the same flags.
+
+The test set has no labels.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from steps.command import main_of
-from steps.examples import Example, choice
+from steps.examples import Example, multiple_choice
 from steps.finetuning_command import prepare_files, remotes_at
 from steps.tables import read_json_lines
 
@@ -30,16 +33,16 @@ REMOTES = remotes_at(
         "da082b00543e422b8d25394614d102944586986def4de5cd1bd36d86bcb76261",
     ),
 )
-SHAPE = choice(4)
+SPEC = multiple_choice(4)
 
 
-def example(row: dict[str, Any]) -> Example:
+def convert(row: dict[str, Any]) -> Example:
     label = row.get("label")
     return (row["ctx"], *row["endings"]), None if label in (None, "") else str(label)
 
 
 def run(argv: Sequence[str] | None) -> None:
-    prepare_files(__doc__, argv, SHAPE, REMOTES, read_json_lines, example)
+    prepare_files(__doc__, argv, SPEC, REMOTES, read_json_lines, convert)
 
 
 main = main_of(run)

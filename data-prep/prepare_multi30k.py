@@ -1,6 +1,9 @@
-"""Multi30k, image captions German–English: 29,000 / 1,014 / 1,000 pairs, lower-cased Moses tokens.
+"""Prepare Multi30k German-English: image captions, 29,000 / 1,014 / 1,000 pairs.
 
-python data-prep/prepare_multi30k.py --out data-bin/multi30k [--from FOLDER]
+Example: stochattn-prepare multi30k --out data-bin/multi30k
+In a clone, python data-prep/prepare_multi30k.py takes the same flags.
+
+Tokens are lower-cased Moses tokens.
 """
 
 from __future__ import annotations
@@ -8,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from steps.command import main_of, parser_for, prepare_translation, recipe_of, sources
+from steps.command import main_of, parser_for, prepare_translation, recipe_of, source_files
 from steps.fetch import Remote
 from steps.lines import Report, TextFile, read_pairs
 from steps.translation import Recipe
@@ -28,14 +31,17 @@ REMOTES = [Remote(f"{ADDRESS}/{name}.gz", sha256) for name, sha256 in SHA256.ite
 
 def run(argv: Sequence[str] | None) -> None:
     defaults = Recipe(size=8_000, ratio=0)
-    parser = parser_for(__doc__.splitlines()[0], defaults, downloads=True)
+    parser = parser_for(__doc__, defaults, downloads=True)
     parser.add_argument(
-        "--source-lang", choices=("de", "en"), default="de", help="the other: target"
+        "--source-lang",
+        choices=("de", "en"),
+        default="de",
+        help="source language; the other one becomes the target language; default: %(default)s",
     )
     args = parser.parse_args(argv)
     target_lang = "en" if args.source_lang == "de" else "de"
     recipe = recipe_of(args, args.source_lang, target_lang)
-    files = sources(REMOTES, args)
+    files = source_files(REMOTES, args)
 
     def read() -> dict:
         corpus = {}

@@ -1,7 +1,8 @@
-"""Any parallel corpus in text files, PREFIX.de and PREFIX.en (or .gz, .bz2, .xz) for each split.
+"""Prepare your own parallel corpus: files PREFIX.de and PREFIX.en (or .gz, .bz2, .xz) per split.
 
-python data-prep/prepare_pairs.py --out data-bin/mine --source-lang de --target-lang en \\
-    --train corpus/train --valid corpus/valid --test corpus/test
+Example: stochattn-prepare pairs --out data-bin/mine --source-lang de --target-lang en
+             --train corpus/train --valid corpus/valid --test corpus/test
+In a clone, python data-prep/prepare_pairs.py takes the same flags.
 """
 
 from __future__ import annotations
@@ -17,22 +18,33 @@ from steps.translation import SPLITS, Recipe
 
 
 def find(prefix: str, language: str) -> Path:
-    """PREFIX.de, or the same compressed."""
+    """Return the path of PREFIX.LANGUAGE, which may be compressed."""
     candidates = [Path(f"{prefix}.{language}{end}") for end in ("", ".gz", ".bz2", ".xz")]
     for path in candidates:
         if path.is_file():
             return path
-    raise PrepError(f"{candidates[0]} does not exist (nor .gz, .bz2, .xz)")
+    raise PrepError(f"{candidates[0]} does not exist, nor with .gz, .bz2 or .xz")
 
 
 def run(argv: Sequence[str] | None) -> None:
-    parser = parser_for(__doc__.splitlines()[0], Recipe(), downloads=False)
-    parser.add_argument("--source-lang", required=True)
-    parser.add_argument("--target-lang", required=True)
+    parser = parser_for(__doc__, Recipe(), downloads=False)
+    for side in ("source", "target"):
+        parser.add_argument(
+            f"--{side}-lang",
+            required=True,
+            help=f"{side} language, which is also the suffix of its files, for example de",
+        )
     for split in SPLITS:
-        parser.add_argument(f"--{split}", required=split != "test", help="prefix of its two files")
-    parser.add_argument("--raw", action="store_true", help="no Moses tokens: the text as it is")
-    parser.add_argument("--keep-case", action="store_true", help="do not lower-case")
+        parser.add_argument(
+            f"--{split}",
+            metavar="PREFIX",
+            required=split != "test",
+            help=f"prefix of the two files of the {split} set",
+        )
+    parser.add_argument(
+        "--raw", action="store_true", help="do not tokenise the text with Moses' rules"
+    )
+    parser.add_argument("--keep-case", action="store_true", help="do not convert to lower case")
     args = parser.parse_args(argv)
     recipe = recipe_of(
         args,

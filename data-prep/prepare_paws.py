@@ -1,7 +1,9 @@
-"""PAWS-Wiki (labeled_final), paraphrases with swapped words: 49,401 / 8,000 / 8,000 pairs.
+"""Prepare PAWS-Wiki (labeled_final): paraphrases with swapped words, 49,401 / 8,000 / 8,000 pairs.
 
-python data-prep/prepare_paws.py --out data-bin/paws [--from FOLDER] [--model-from MODEL]
-Classes: 0 other meaning, 1 paraphrase.
+Example: stochattn-prepare paws --out data-bin/paws
+In a clone, python data-prep/prepare_paws.py takes the same flags.
+
+Classes: 0 (different meaning), 1 (paraphrase).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from steps.command import main_of
-from steps.examples import Example, classes
+from steps.examples import Example, classification
 from steps.fetch import Remote
 from steps.finetuning_command import prepare_archive
 from steps.tables import read_tsv
@@ -20,17 +22,17 @@ REMOTE = Remote(
     "https://storage.googleapis.com/paws/english/paws_wiki_labeled_final.tar.gz",
     "5b132e9b0a070b4413736337da8513b2e798e1beae1cbcc7a544a7cab5322ebc",
 )
-SHAPE = classes("0", "1", inputs=2)
+SPEC = classification("0", "1", inputs=2)
 MEMBERS = {"train": "final/train.tsv", "valid": "final/dev.tsv", "test": "final/test.tsv"}
 
 
-def example(row: dict[str, str]) -> Example:
+def convert(row: dict[str, str]) -> Example:
     return (row["sentence1"], row["sentence2"]), row["label"]
 
 
 def run(argv: Sequence[str] | None) -> None:
     read = partial(read_tsv, key="sentence1")
-    prepare_archive(__doc__, argv, SHAPE, REMOTE, MEMBERS, read, example)
+    prepare_archive(__doc__, argv, SPEC, REMOTE, MEMBERS, read, convert)
 
 
 main = main_of(run)

@@ -1,7 +1,10 @@
-"""SWAG, which of four endings goes on with a scene: 73,546 / 20,006 questions, test without labels.
+"""Prepare SWAG: choose one of four endings for a scene, 73,546 / 20,006 labelled questions.
 
-python data-prep/prepare_swag.py --out data-bin/swag [--from FOLDER] [--model-from MODEL]
-The context is the scene with the begun sentence, the options are its ends.
+Example: stochattn-prepare swag --out data-bin/swag
+In a clone, python data-prep/prepare_swag.py takes the same flags.
+
+The context is the scene with the beginning of a sentence, and the options are endings of this
+sentence. The test set has no labels.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from steps.command import main_of
-from steps.examples import Example, choice
+from steps.examples import Example, multiple_choice
 from steps.finetuning_command import prepare_files, remotes_at
 from steps.tables import read_csv
 
@@ -21,15 +24,15 @@ REMOTES = remotes_at(
     valid=("val.csv", "c0497b2cd7f3e6b7df995524b1853f62285d60d110d659b19545ca80b2903234"),
     test=("test.csv", "a689a1a4e892a65ca625c1f0fcf77bcce004b59ad1caeb134ca5ec080a711cb6"),
 )
-SHAPE = choice(4)
+SPEC = multiple_choice(4)
 
 
-def example(row: dict[str, str]) -> Example:
+def convert(row: dict[str, str]) -> Example:
     return (row["startphrase"], *(row[f"ending{i}"] for i in range(4))), row.get("label")
 
 
 def run(argv: Sequence[str] | None) -> None:
-    prepare_files(__doc__, argv, SHAPE, REMOTES, read_csv, example)
+    prepare_files(__doc__, argv, SPEC, REMOTES, read_csv, convert)
 
 
 main = main_of(run)

@@ -1,8 +1,10 @@
-"""Tatoeba, short sentences German–English (170,000 pairs), split so that no English side leaks.
+"""Prepare Tatoeba German-English: 170,000 short pairs; no English sentence is in two splits.
 
-python data-prep/prepare_tatoeba.py --out data-bin/tatoeba [--from FOLDER]
-The archive on the web grows with time; the checksum is that of its state of May 2018. Another
-state is used with --from.
+Example: stochattn-prepare tatoeba --out data-bin/tatoeba
+In a clone, python data-prep/prepare_tatoeba.py takes the same flags.
+
+The archive on the web grows with time. The download is checked with the checksum of the version of
+May 2018. To use another version, give its folder with --from.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import hashlib
 import sys
 from collections.abc import Iterator, Sequence
 
-from steps.command import main_of, parser_for, prepare_translation, recipe_of, sources
+from steps.command import main_of, parser_for, prepare_translation, recipe_of, source_files
 from steps.errors import PrepError
 from steps.fetch import Remote
 from steps.lines import Report, TextFile, read_lines
@@ -25,29 +27,32 @@ MEMBER = "deu.txt"
 
 
 def split_of(english: str) -> str:
-    """1 % valid, 1 % test, decided by the English side: all its translations stay together."""
+    """Return the split of an English sentence and all its translations: 1 % valid, 1 % test."""
     bucket = int.from_bytes(hashlib.sha256(english.encode()).digest()[:4], "big") % 100
     return {0: "test", 1: "valid"}.get(bucket, "train")
 
 
 def read_split(file: TextFile, split: str, report: Report) -> Iterator[tuple[str, str]]:
-    """(German, English) of one split; lines are English, German and, in newer states, a licence."""
+    """Yield the (German, English) pairs of one split.
+
+    Each line of the file has English, German and, in newer versions, a licence.
+    """
     for line in read_lines(file, report):
         if line is None:
             continue
         columns = line.split("\t")
         if len(columns) < 2:
-            raise PrepError(f"{file}: line {report.lines} has no tab between its languages")
+            raise PrepError(f"{file}: line {report.lines} has no tab between English and German")
         english, german = columns[:2]
         if split_of(english) == split:
             yield german, english
 
 
 def run(argv: Sequence[str] | None) -> None:
-    parser = parser_for(__doc__.splitlines()[0], Recipe(size=8_000, ratio=0), downloads=True)
+    parser = parser_for(__doc__, Recipe(size=8_000, ratio=0), downloads=True)
     args = parser.parse_args(argv)
     recipe = recipe_of(args, "de", "en")
-    archive = sources([REMOTE], args)[REMOTE.name]
+    archive = source_files([REMOTE], args)[REMOTE.name]
     file = TextFile(archive, MEMBER)
 
     def read() -> dict:

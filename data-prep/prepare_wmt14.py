@@ -1,10 +1,13 @@
-"""WMT14 English–German: Europarl v7, Common Crawl and News Commentary, about 4.5 million pairs.
+"""Prepare WMT14 English-German: Europarl v7, Common Crawl and News Commentary, 4.5 million pairs.
 
-python data-prep/prepare_wmt14.py --out data-bin/wmt14 [--from FOLDER] [--size 32000] [--shards 8]
-fairseq's recipe: punctuation normalised, Moses tokens with split dashes, case kept, 40k joint BPE,
-pairs of at most 250 subwords and a ratio of at most 1.5. Validation is newstest2013 and test
-newstest2014 (full, 3,003 pairs); fairseq's script takes every 100th training pair for validation
-instead: --valid-from-train does that. --news-commentary v9 is the state of 2014.
+Example: stochattn-prepare wmt14 --out data-bin/wmt14 --size 32000 --shards 8
+In a clone, python data-prep/prepare_wmt14.py takes the same flags.
+
+The recipe is fairseq's: normalised punctuation, Moses tokens with split dashes, case kept, 40,000
+joint BPE merges, at most 250 subwords per side and a length ratio of at most 1.5. The validation
+set is newstest2013, and the test set is newstest2014 (full, 3,003 pairs). fairseq's script uses
+every 100th training pair for validation instead, as this script does with --valid-from-train.
+--news-commentary v9 selects the version of 2014.
 """
 
 from __future__ import annotations
@@ -12,12 +15,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 
-from steps.command import main_of, parser_for, prepare_translation, recipe_of, sources
+from steps.command import main_of, parser_for, prepare_translation, recipe_of, source_files
 from steps.fetch import Remote
 from steps.lines import Report, TextFile, read_pairs, read_segments
 from steps.translation import Recipe
 
-# The checksums are those of TensorFlow Datasets (SHA-256) and sacrebleu (MD5).
+# The SHA-256 checksums are from TensorFlow Datasets, the MD5 checksum is from sacrebleu.
 EUROPARL = Remote(
     "http://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz",
     "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
@@ -41,15 +44,29 @@ DEV = Remote(
     "7a7deccf82ebb05ba508dba5eb21356492224e8f630ec4f992132b029b4b25e7",
 )
 TEST = Remote("http://www.statmt.org/wmt14/test-full.tgz", "a8cd784e006feb32ac6f3d9ec7eb389a")
-EVERY = 100  # of the training pairs, with --valid-from-train
+VALID_EVERY = 100  # with --valid-from-train, every 100th training pair is used for validation
 
 
 def run(argv: Sequence[str] | None) -> None:
     defaults = Recipe(size=40_000, max_tokens=250)
-    parser = parser_for(__doc__.splitlines()[0], defaults, downloads=True)
-    parser.add_argument("--source-lang", choices=("en", "de"), default="en")
-    parser.add_argument("--news-commentary", choices=NEWS_COMMENTARY, default="v12")
-    parser.add_argument("--valid-from-train", action="store_true", help=f"every {EVERY}th pair")
+    parser = parser_for(__doc__, defaults, downloads=True)
+    parser.add_argument(
+        "--source-lang",
+        choices=("en", "de"),
+        default="en",
+        help="source language; the other one becomes the target language; default: %(default)s",
+    )
+    parser.add_argument(
+        "--news-commentary",
+        choices=NEWS_COMMENTARY,
+        default="v12",
+        help="version of News Commentary, default: %(default)s",
+    )
+    parser.add_argument(
+        "--valid-from-train",
+        action="store_true",
+        help=f"use every {VALID_EVERY}th training pair for validation instead of newstest2013",
+    )
     args = parser.parse_args(argv)
     recipe = recipe_of(
         args,
@@ -59,7 +76,7 @@ def run(argv: Sequence[str] | None) -> None:
         split_dashes=True,
         lowercase=False,
         clean_on="subwords",
-        valid_every=EVERY if args.valid_from_train else 0,
+        valid_every=VALID_EVERY if args.valid_from_train else 0,
     )
     news = NEWS_COMMENTARY[args.news_commentary]
     corpora = {
@@ -68,7 +85,7 @@ def run(argv: Sequence[str] | None) -> None:
         news: f"training/news-commentary-{args.news_commentary}.de-en",
     }
     held_out = [TEST] if args.valid_from_train else [DEV, TEST]
-    files = sources([*corpora, *held_out], args)
+    files = source_files([*corpora, *held_out], args)
 
     def sides(remote: Remote, source: str, target: str) -> list[TextFile]:
         names = zip((source, target), recipe.languages, strict=True)

@@ -1,7 +1,9 @@
-"""WNUT-17, new and rare entities in web text: 3,394 / 1,009 / 1,287 sentences with tagged words.
+"""Prepare WNUT-17: rare and emerging entities in web text, 3,394 / 1,009 / 1,287 tagged sentences.
 
-python data-prep/prepare_wnut17.py --out data-bin/wnut17 [--from FOLDER] [--model-from MODEL]
-One tag for each subword: see steps/finetuning.py.
+Example: stochattn-prepare wnut17 --out data-bin/wnut17
+In a clone, python data-prep/prepare_wnut17.py takes the same flags.
+
+The first subword of a word has the tag of the word; the others have <ignore>.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ REMOTES = remotes_at(
         "2aa79b764e56ec9264a1b30fdd9b70195bd00ff400b62edd8f399d5f13c178f0",
     ),
 )
-SHAPE = tagging(("corporation", "creative-work", "group", "location", "person", "product"))
+SPEC = tagging(("corporation", "creative-work", "group", "location", "person", "product"))
 
 
 def run(argv: Sequence[str] | None) -> None:
-    prepare_files(__doc__, argv, SHAPE, REMOTES, read_conll, lambda row: row)
+    prepare_files(__doc__, argv, SPEC, REMOTES, read_conll, lambda row: row)
 
 
 main = main_of(run)

@@ -1,8 +1,11 @@
-"""Yelp reviews by stars (full: 650,000 / 50,000) or as bad and good (polarity: 560,000 / 38,000).
+"""Prepare Yelp reviews: 1-5 stars (650,000 / 50,000) or negative/positive (560,000 / 38,000).
 
-python data-prep/prepare_yelp.py --out data-bin/yelp [--task full|polarity] [--from FOLDER]
-The corpus has no validation set: --valid-share 15 of 1,000 training reviews become one, chosen by
-their hash. Classes: 1 to 5 stars; polarity: 1 (bad), 2 (good).
+Example: stochattn-prepare yelp --out data-bin/yelp --task polarity
+In a clone, python data-prep/prepare_yelp.py takes the same flags.
+
+The corpus has no validation set, so --valid-share N moves about N of every 1,000 training reviews
+to a validation set. The hash of a review decides which. Classes: 1 to 5 (stars); with --task
+polarity: 1 (negative), 2 (positive).
 """
 
 from __future__ import annotations
@@ -11,12 +14,12 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from steps.command import main_of, positive, sources
-from steps.examples import Example, classes
+from steps.command import main_of, positive_int, source_files
+from steps.examples import Example, classification
 from steps.fetch import Remote
 from steps.finetuning_command import parser_for, prepare_corpus
 from steps.lines import TextFile
-from steps.tables import carved, read_csv
+from steps.tables import read_csv, split_by_hash
 
 ADDRESS = "https://s3.amazonaws.com/fast-ai-nlp"
 REMOTES = {
@@ -29,21 +32,31 @@ REMOTES = {
         "528f22e286cad085948acbc3bea7e58188416546b0e364d0ae4ca0ce666abe35",
     ),
 }
-SHAPES = {"full": classes("1", "2", "3", "4", "5"), "polarity": classes("1", "2")}
+SPECS = {"full": classification("1", "2", "3", "4", "5"), "polarity": classification("1", "2")}
 
 
-def example(row: dict[str, str]) -> Example:
-    # The files write a line break as a backslash and an n, and a backslash before some quotes.
+def convert(row: dict[str, str]) -> Example:
+    # In these files a line break is written as \n, and some quotes are escaped by a backslash.
     return (row["text"].replace("\\n", " ").replace('\\"', '"'),), row["stars"]
 
 
 def run(argv: Sequence[str] | None) -> None:
     parser = parser_for(__doc__)
-    parser.add_argument("--task", choices=tuple(SHAPES), default="full")
-    parser.add_argument("--valid-share", type=positive, default=15, help="of 1,000 reviews")
+    parser.add_argument(
+        "--task",
+        choices=tuple(SPECS),
+        default="full",
+        help="full: 1 to 5 stars; polarity: negative or positive; default: %(default)s",
+    )
+    parser.add_argument(
+        "--valid-share",
+        type=positive_int,
+        default=15,
+        help="training reviews per 1,000 that become the validation set, default: %(default)s",
+    )
     args = parser.parse_args(argv)
     remote = REMOTES[args.task]
-    archive = sources([remote], args)[remote.name]
+    archive = source_files([remote], args)[remote.name]
     train, test = (
         partial(
             read_csv,
@@ -52,10 +65,11 @@ def run(argv: Sequence[str] | None) -> None:
         )
         for split in ("train", "test")
     )
-    tables = {**carved(train, lambda row: row["text"], {"valid": args.valid_share}), "test": test}
-    prepare_corpus(
-        args, SHAPES[args.task], [archive], tables, example, valid_share=args.valid_share
-    )
+    tables = {
+        **split_by_hash(train, lambda row: row["text"], {"valid": args.valid_share}),
+        "test": test,
+    }
+    prepare_corpus(args, SPECS[args.task], [archive], tables, convert, valid_share=args.valid_share)
 
 
 main = main_of(run)

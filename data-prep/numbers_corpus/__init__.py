@@ -1,1 +1,1 @@
-"""The parts of the German-English corpus of numbers, dates, clock times and prices."""
+"""Generate German-English sentences with numbers, dates, clock times and prices."""

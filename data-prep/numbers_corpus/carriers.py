@@ -1,7 +1,7 @@
-"""Short German sentences that carry a phrase, with their English translations.
+"""Build short German sentences around a phrase, with all their English translations.
 
-The frames put the German verb second, first or last and split separable verbs, while English keeps
-subject, verb and time in one order.
+The German sentence patterns have the verb in first, second or last position and split separable
+verbs. English always has the order subject, verb, time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numbers_corpus.phrases import Phrase
 
 @dataclass(frozen=True)
 class Sentence:
-    """A German sentence and all its right English translations."""
+    """A German sentence and all its correct English translations."""
 
     german: str
     references: tuple[str, ...]
@@ -28,18 +28,18 @@ class Sentence:
 
 
 def finished(text: str) -> str:
-    """Capitalise a sentence and close it, keeping a closing mark that is already there."""
+    """Capitalise a sentence and end it with a full stop unless it already ends with . or ?."""
     text = text[0].upper() + text[1:]
     if text.endswith(("?", ".")):
         return text.replace(",?", "?")
-    # The comma after an apposition falls away before the full stop.
+    # There is no comma between an apposition and the full stop.
     return text.removesuffix(",") + "."
 
 
 def _filled(
     frame: tuple[str, str], phrase: Phrase, kind: str, **words: tuple[str, str]
 ) -> Sentence:
-    """Put a phrase into {n} and (German, English) words into the other slots of a frame."""
+    """Fill slot {n} of a frame with a phrase, and the others with (German, English) words."""
     german_words = {name: pair[0] for name, pair in words.items()}
     english_words = {name: pair[1] for name, pair in words.items()}
     return Sentence(
@@ -50,7 +50,7 @@ def _filled(
 
 
 def event_sentence(rng: Random, time: Phrase, kind: str, *, dated: bool) -> Sentence:
-    """Say that something happens at a time, in one of ten German word orders."""
+    """Return a sentence about an event at a given time, in one of ten German word orders."""
     subjects, verbs = rng.choice(lexicon.DATED_EVENTS if dated else lexicon.DAILY_EVENTS)
     (subject, subject_english), verb = rng.choice(subjects), rng.choice(verbs)
     modal, modal_english = rng.choice(lexicon.MODALS)
@@ -83,12 +83,12 @@ def event_sentence(rng: Random, time: Phrase, kind: str, *, dated: bool) -> Sent
 
 
 def history_sentence(rng: Random, kind: str) -> Sentence:
-    """Say in which year or on which date something was done."""
+    """Return a sentence about the year or the date of a past event."""
     subject, participle, clause, earliest, latest = rng.choice(lexicon.HISTORY)
     if kind == "year":
         time = phrases.year(rng, earliest, latest)
     else:
-        # Nobody knows the day of the older events.
+        # A full date would sound odd for older events.
         time = phrases.date(rng, (max(earliest, 1900), latest))
     lead, lead_english = rng.choice(lexicon.LEADS)
     frame = rng.choice(
@@ -102,7 +102,7 @@ def history_sentence(rng: Random, kind: str) -> Sentence:
 
 
 def number_sentence(rng: Random) -> Sentence:
-    """State a number of at least 100."""
+    """Return a sentence with a number of at least 100."""
     shape = rng.choices(("bare", "room", "people", "things"), weights=(4, 2, 4, 4))[0]
     if shape == "bare":
         return _filled(rng.choice(lexicon.BARE_NUMBER_FRAMES), phrases.bare_number(rng), "number")
@@ -115,13 +115,13 @@ def number_sentence(rng: Random) -> Sentence:
 
 
 def count_sentence(rng: Random) -> Sentence:
-    """Count fewer than 100 things."""
+    """Return a sentence with 2 to 99 things."""
     frame, thing = rng.choice(lexicon.COUNT_FRAMES), rng.choice(lexicon.THINGS)
     return _filled(frame, phrases.small_count(rng), "count", x=thing)
 
 
 def sum_sentence(rng: Random) -> Sentence:
-    """Work out a sum below 100, all in words or all in digits."""
+    """Return a calculation with a result below 100, all in words or all in digits."""
     operation = rng.choice(lexicon.OPERATIONS)
     if operation[0] == "plus":
         a = rng.randint(1, 98)
@@ -151,7 +151,7 @@ def sum_sentence(rng: Random) -> Sentence:
 
 
 def price_sentence(rng: Random) -> Sentence:
-    """Say what something costs or cost."""
+    """Return a sentence about a price."""
     nominative, accusative, item, lowest, highest = rng.choice(lexicon.GOODS)
     return _filled(
         rng.choice(lexicon.PRICE_FRAMES),
@@ -164,12 +164,12 @@ def price_sentence(rng: Random) -> Sentence:
 
 
 def clock_sentence(rng: Random) -> Sentence:
-    """Say at what time something happens."""
+    """Return a sentence about an event at a clock time."""
     return event_sentence(rng, phrases.clock(rng), "clock", dated=False)
 
 
 def date_sentence(rng: Random) -> Sentence:
-    """Say on which day something happens or happened."""
+    """Return a sentence about an event on a date."""
     if rng.random() < 0.4:
         return history_sentence(rng, "date")
     day = rng.choice((phrases.date, phrases.date, phrases.weekday_and_date))(rng)
@@ -177,18 +177,19 @@ def date_sentence(rng: Random) -> Sentence:
 
 
 def year_sentence(rng: Random) -> Sentence:
-    """Say in which year something was done."""
+    """Return a sentence about the year of a past event."""
     return history_sentence(rng, "year")
 
 
 def schedule_sentence(rng: Random) -> Sentence:
-    """Give both a day and a time of day."""
+    """Return a sentence about an event on a day at a clock time."""
     day = rng.choice((phrases.date, phrases.weekday))(rng)
     time = phrases.joined(day, phrases.clock(rng))
     return event_sentence(rng, time, "schedule", dated=True)
 
 
-# The weights keep a little under half of all sentences ambiguous.
+# For each kind: its weight and its generator. With these weights, slightly less than half of all
+# sentences are ambiguous.
 KINDS: dict[str, tuple[float, Callable[[Random], Sentence]]] = {
     "number": (0.20, number_sentence),
     "count": (0.08, count_sentence),

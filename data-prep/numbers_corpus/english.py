@@ -1,4 +1,4 @@
-"""English spelling of numbers below a hundred, ordinals, dates, clock times and prices."""
+"""Write numbers below 100, ordinals, dates, clock times and prices in English."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", 
 
 
 def number_to_english(n: int) -> str:
-    """Spell 0 <= n <= 99; larger numbers are written in digits throughout the corpus."""
+    """Return 0 <= n <= 99 in words; the corpus has larger numbers in digits only."""
     if not 0 <= n <= 99:
-        raise ValueError(f"number must lie in 0..99, got {n}")
+        raise ValueError(f"number must be in 0..99, got {n}")
     if n < 20:
         return _SMALL[n]
     tens, units = divmod(n, 10)
@@ -31,7 +31,7 @@ def number_to_english(n: int) -> str:
 
 
 def ordinal_to_english(n: int) -> str:
-    """Spell the ordinal of 1 <= n <= 99."""
+    """Return the ordinal of 1 <= n <= 99 in words."""
     if n < 1:
         raise ValueError(f"ordinal must be at least 1, got {n}")
     prefix, hyphen, last = number_to_english(n).rpartition("-")
@@ -51,9 +51,9 @@ def date_to_english(day: int, month: int) -> tuple[str, str, str]:
 
 
 def clock_to_english(hour: int, minute: int) -> str:
-    """Say a time on the 12-hour dial in words: "a quarter to eight", "eight o'clock"."""
+    """Return a 12-hour time in words: "a quarter to eight", "eight o'clock"."""
     if not (1 <= hour <= 12 and 0 <= minute <= 59 and minute % 5 == 0):
-        raise ValueError(f"need an hour of 1..12 and five-minute steps, got {hour}:{minute:02d}")
+        raise ValueError(f"need hour 1..12 and a multiple of 5 minutes, got {hour}:{minute:02d}")
     if minute == 0:
         return f"{number_to_english(hour)} o'clock"
     shown_hour, distance, relation = hour, minute, "past"
@@ -64,7 +64,7 @@ def clock_to_english(hour: int, minute: int) -> str:
 
 
 def clock_24h_to_english(hour: int, minute: int) -> str:
-    """Write a time of day on the 12-hour clock: "2:30 p.m.", "8 a.m.", "noon", "midnight"."""
+    """Return a time of day in digits: "2:30 p.m.", "8 a.m.", "noon", "midnight"."""
     if not (0 <= hour <= 23 and 0 <= minute <= 59):
         raise ValueError(f"no such time of day: {hour}:{minute:02d}")
     if minute == 0 and hour % 12 == 0:
@@ -75,12 +75,12 @@ def clock_24h_to_english(hour: int, minute: int) -> str:
 
 
 def price_to_english(euros: int, cents: int) -> str:
-    """Write a price in digits: "€3.50", "€12,500"."""
+    """Return a price in digits: "€3.50", "€12,500"."""
     return f"€{euros:,}" + (f".{cents:02d}" if cents else "")
 
 
 def price_to_english_words(euros: int, cents: int) -> str:
-    """Say a price below a hundred euros: "three euros fifty", "ninety-nine cents"."""
+    """Return a price below 100 euros in words: "three euros fifty", "ninety-nine cents"."""
     if not euros:
         return f"{number_to_english(cents)} {'cent' if cents == 1 else 'cents'}"
     spelt = f"{number_to_english(euros)} {'euro' if euros == 1 else 'euros'}"

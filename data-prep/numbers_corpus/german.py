@@ -1,4 +1,4 @@
-"""German spelling of numbers, ordinals, years, dates, clock times and prices."""
+"""Write numbers, ordinals, years, dates, clock times and prices in German."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SMALL = (
     *("achtzehn", "neunzehn"),
 )
 _TENS = ("zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig")
-# Only these four stems differ from "cardinal + t".
+# The stems of all other ordinals are the cardinal number followed by "t".
 _IRREGULAR_ORDINALS = {1: "erst", 3: "dritt", 7: "siebt", 8: "acht"}
 
 MONTHS = (
@@ -21,13 +21,13 @@ WEEKDAYS = ("Montag", "Dienstag", "Mittwoch", "Donnerstag", "Freitag", "Samstag"
 
 
 def number_to_german(n: int, *, explicit_one: bool = False, before_noun: bool = False) -> str:
-    """Spell 0 <= n <= 999,999.
+    """Return 0 <= n <= 999,999 in words.
 
-    explicit_one gives "einhundertfünf" and "eintausend" instead of the equally right "hundertfünf"
-    and "tausend"; before_noun turns a final "eins" into "ein" ("ein Euro").
+    ``explicit_one`` gives "einhundertfünf" and "eintausend" instead of the equally correct
+    "hundertfünf" and "tausend". ``before_noun`` gives "ein" instead of a final "eins" ("ein Euro").
     """
     if not 0 <= n <= MAX_NUMBER:
-        raise ValueError(f"number must lie in 0..{MAX_NUMBER}, got {n}")
+        raise ValueError(f"number must be in 0..{MAX_NUMBER}, got {n}")
     if n == 0:
         return _SMALL[0]
     thousands, rest = divmod(n, 1000)
@@ -35,7 +35,7 @@ def number_to_german(n: int, *, explicit_one: bool = False, before_noun: bool = 
     if thousands:
         words = _thousands_prefix(thousands, explicit_one) + "tausend"
     if rest:
-        # "tausendhundert" is not idiomatic: behind "tausend" the one of "einhundert" is spoken.
+        # "tausendhundert" is not idiomatic: after "tausend" one says "einhundert".
         words += _below_thousand(
             rest, explicit_one=explicit_one or thousands > 0, final=not before_noun
         )
@@ -61,7 +61,7 @@ def _below_thousand(n: int, *, explicit_one: bool, final: bool) -> str:
 
 def _below_hundred(n: int, *, final: bool) -> str:
     if n < 20:
-        # The s of "eins" stands only at the very end: "hunderteins", but "hunderteintausend".
+        # Only the end of a number has "eins": "hunderteins", but "hunderteintausend".
         return "ein" if n == 1 and not final else _SMALL[n]
     tens, units = divmod(n, 10)
     if units == 0:
@@ -70,7 +70,7 @@ def _below_hundred(n: int, *, final: bool) -> str:
 
 
 def ordinal_to_german(n: int, ending: str = "en") -> str:
-    """Spell an ordinal; the default ending is the one after "am" ("am dritten Mai")."""
+    """Return an ordinal in words; the default ending is used after "am" ("am dritten Mai")."""
     if n < 1:
         raise ValueError(f"ordinal must be at least 1, got {n}")
     last = n % 100
@@ -81,7 +81,7 @@ def ordinal_to_german(n: int, ending: str = "en") -> str:
 
 
 def year_to_german(year: int) -> str:
-    """Spell a year: counted in hundreds from 1100 to 1999, as a plain number otherwise."""
+    """Return a year in words: from 1100 to 1999 in hundreds, else as an ordinary number."""
     if not 1100 <= year <= 1999:
         return number_to_german(year)
     hundreds, rest = divmod(year, 100)
@@ -89,25 +89,25 @@ def year_to_german(year: int) -> str:
 
 
 def date_to_german(day: int, month: int, year: str = "", *, day_in_words: bool = False) -> str:
-    """Return "3. Mai" or, with the ending used after "am", "dritten Mai"; year is appended."""
+    """Return "3. Mai" or, with the ending used after "am", "dritten Mai", and append the year."""
     spelt_day = ordinal_to_german(day) if day_in_words else f"{day}."
     return f"{spelt_day} {MONTHS[month - 1]} {year}".rstrip()
 
 
 def clock_to_german(hour: int, minute: int) -> list[str]:
-    """Return every usual way of saying a time on the 12-hour dial, to the nearest five minutes.
+    """Return all usual forms of a 12-hour time in words; ``minute`` is a multiple of 5.
 
-    The regional forms count from the coming hour: "viertel fünf" is 4:15, "drei viertel acht" 7:45.
+    Regional forms name the coming hour: "viertel fünf" is 4:15, "drei viertel acht" is 7:45.
     """
     if not (1 <= hour <= 12 and 0 <= minute <= 59 and minute % 5 == 0):
-        raise ValueError(f"need an hour of 1..12 and five-minute steps, got {hour}:{minute:02d}")
+        raise ValueError(f"need hour 1..12 and a multiple of 5 minutes, got {hour}:{minute:02d}")
     this_hour = number_to_german(hour)
     next_hour = number_to_german(hour % 12 + 1)
     if minute == 0:
         return [this_hour, f"{number_to_german(hour, before_noun=True)} Uhr"]
     if minute == 30:
         return [f"halb {next_hour}"]
-    # "Viertel" is a noun before vor/nach, but lower case directly before the hour.
+    # "Viertel" is capitalised in front of vor/nach, but not directly in front of the hour.
     if minute == 15:
         return [f"Viertel nach {this_hour}", f"viertel {next_hour}"]
     if minute == 45:
@@ -148,5 +148,5 @@ def price_to_german(euros: int, cents: int, *, in_words: bool) -> str:
 
 
 def group_digits_german(n: int) -> str:
-    """Write n in digits with the German thousands point: 12.500."""
+    """Return n in digits with the German thousands separator: 12.500."""
     return f"{n:,}".replace(",", ".")

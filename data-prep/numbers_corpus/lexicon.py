@@ -1,4 +1,4 @@
-"""Words and sentence frames of the corpus, as (German, English) pairs; frames hold {slots}."""
+"""Words and sentence frames of the corpus as (German, English) pairs; frames have {slots}."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verb:
-    """German forms (third person singular; prefix is the separable part) and English forms."""
+    """The German forms of a verb in the third person singular, and its English forms.
+
+    ``prefix`` is the separable part of the German verb.
+    """
 
     finite: str
     prefix: str
@@ -75,7 +78,7 @@ LEADS = (
 )
 MODALS = (("soll", "is supposed to"), ("wird", "will"))
 
-# {n} is the number; {x} the thing counted.
+# {n} is the number, {x} is the counted thing.
 COUNT_FRAMES = (
     ("sie kauft {n} {x}", "she buys {n} {x}"),
     ("er hat gestern {n} {x} gekauft", "he bought {n} {x} yesterday"),

@@ -1,8 +1,8 @@
-"""Random number, date, clock and price phrases: one German form with every right English one.
+"""Draw random phrases for numbers, dates, times and prices: one German form, all English ones.
 
-House style, which decides what counts as right: whatever German leaves open stays open in English
-(a number below 100 in words, the half of the day, the order of day and month); all else has
-exactly one translation.
+A phrase has several correct translations only if the German phrase does not determine whether a
+number below 100 is in words or digits, whether the time is a.m. or p.m., or the order of day and
+month. All other phrases have exactly one correct translation.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from random import Random
 
 from numbers_corpus import english, german
 
-# No 29 February, so that every date exists in every year.
+# 29 February is left out, so that every date exists in every year.
 _DAYS_IN_MONTH = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
-# German splits the day finer than a.m./p.m.; hour 0 is said "zwölf Uhr nachts".
+# German divides the day more finely than a.m. and p.m.; hour 0 is "zwölf Uhr nachts".
 _DAY_PARTS = (
     ("nachts", (0, 1, 2, 3, 23)),
     ("früh", (4, 5, 6, 7, 8)),
@@ -29,20 +29,20 @@ _DAY_PARTS = (
 
 @dataclass(frozen=True)
 class Phrase:
-    """A German phrase and all its right English translations, none of them twice."""
+    """A German phrase and all its correct English translations, which are distinct."""
 
     german: str
     english: tuple[str, ...]
 
 
 def joined(first: Phrase, second: Phrase) -> Phrase:
-    """Put two phrases side by side in the same order in both languages."""
+    """Return two phrases one after the other, in the same order in both languages."""
     pairs = tuple(f"{left} {right}" for left in first.english for right in second.english)
     return Phrase(f"{first.german} {second.german}", pairs)
 
 
 def small_count(rng: Random) -> Phrase:
-    """Return 2..99: German words may become words or digits, German digits stay digits."""
+    """Return a number in 2..99. German words may become words or digits; digits stay digits."""
     n = rng.randint(2, 99)
     if rng.random() < 0.2:
         return Phrase(str(n), (str(n),))
@@ -50,16 +50,17 @@ def small_count(rng: Random) -> Phrase:
 
 
 def large_count(rng: Random) -> Phrase:
-    """Return a number of at least 100 to stand before a plural noun, in digits in English."""
+    """Return a number of at least 100 in front of a plural noun, in digits in English."""
     n = _large_number(rng)
     while n % 100 == 1:
-        # Usage wavers between "hunderteins Bücher" and "hundertundein Buch": leave it out.
+        # Such numbers are left out, because "hunderteins Bücher" and "hundertundein Buch" are both
+        # in use.
         n = _large_number(rng)
     return _large_phrase(rng, n)
 
 
 def bare_number(rng: Random) -> Phrase:
-    """Return a number of at least 100 that stands alone, so that "hunderteins" is right."""
+    """Return a number of at least 100 without a noun, where "hunderteins" is correct."""
     n = _large_number(rng)
     if rng.random() < 0.1:
         n = n // 100 * 100 + 1
@@ -67,13 +68,13 @@ def bare_number(rng: Random) -> Phrase:
 
 
 def room_number(rng: Random) -> Phrase:
-    """Return 101..999 in words."""
+    """Return a room number in 101..999, in words in German."""
     n = rng.randint(101, 999)
     return Phrase(german.number_to_german(n, explicit_one=rng.random() < 0.5), (str(n),))
 
 
 def _large_number(rng: Random) -> int:
-    # Most numbers stay short: length, not rarity of the words, is what makes the long ones hard.
+    # Most numbers are short: long ones are hard because of their length, not their rare words.
     low, high = rng.choices(
         ((100, 999), (1_000, 9_999), (10_000, german.MAX_NUMBER)), weights=(4, 5, 2)
     )[0]
@@ -90,16 +91,16 @@ def _large_phrase(rng: Random, n: int) -> Phrase:
 
 
 def year(rng: Random, earliest: int, latest: int) -> Phrase:
-    """Return "im Jahr neunzehnhundertsiebenundachtzig", the bare year, or the year in digits."""
+    """Return a year in words or digits, with or without "im Jahr"."""
     value = rng.randint(earliest, latest)
     spelt = str(value) if rng.random() < 0.2 else german.year_to_german(value)
     return Phrase(rng.choice(("im Jahr ", "")) + spelt, (f"in {value}",))
 
 
 def date(rng: Random, years: tuple[int, int] | None = None) -> Phrase:
-    """Return a date after "am", with a year if a range of years is given.
+    """Return a date with "am", and with a year if a range of years is given.
 
-    With the day in digits it has several right translations, with the day in words one.
+    A day in digits has several correct translations, a day in words has one.
     """
     month = rng.randint(1, 12)
     day = rng.randint(1, _DAYS_IN_MONTH[month - 1])
@@ -119,13 +120,13 @@ def date(rng: Random, years: tuple[int, int] | None = None) -> Phrase:
 
 
 def weekday(rng: Random) -> Phrase:
-    """Return "am Montag"."""
+    """Return a weekday with "am": "am Montag"."""
     index = rng.randrange(7)
     return Phrase(f"am {german.WEEKDAYS[index]}", (f"on {english.WEEKDAYS[index]}",))
 
 
 def weekday_and_date(rng: Random) -> Phrase:
-    """Return "am Montag, dem 3. Mai," with the comma that closes the apposition."""
+    """Return a weekday and a date: "am Montag, dem 3. Mai," with the comma after the apposition."""
     day_name, day = weekday(rng), date(rng)
     apposition = day.german.replace("am ", "dem ", 1)
     forms = tuple(f"{day_name.english[0]}, {form.removeprefix('on ')}" for form in day.english)
@@ -133,7 +134,7 @@ def weekday_and_date(rng: Random) -> Phrase:
 
 
 def clock(rng: Random) -> Phrase:
-    """Return a clock time with its preposition, the half of the day known or not."""
+    """Return a clock time with its preposition; some times may mean a.m. or p.m."""
     return rng.choices((_open_clock, _day_part_clock, _clock_24h), weights=(12, 5, 5))[0](rng)
 
 
@@ -174,7 +175,7 @@ def _day_part_clock(rng: Random) -> Phrase:
 
 def _clock_24h(rng: Random) -> Phrase:
     in_words = rng.random() < 0.4
-    # Spoken hours up to twelve leave the half of the day open, written ones do not.
+    # In words, hours up to twelve may mean a.m. or p.m.; in digits they mean a.m.
     hour = rng.randint(13 if in_words else 0, 23)
     minute = rng.choice((0, 15, 30, 45, rng.randint(1, 59)))
     shown = german.clock_24h_to_german(hour, minute, in_words=in_words, mark=rng.choice(".:"))
@@ -182,11 +183,11 @@ def _clock_24h(rng: Random) -> Phrase:
 
 
 def price(rng: Random, lowest: int, highest: int) -> Phrase:
-    """Return a price between two amounts of whole euros, with cents only below 100 euros."""
+    """Return a price between two amounts in euros; only prices below 100 euros have cents."""
     euros = rng.randint(lowest, highest)
     in_words = rng.random() < 0.65
     if euros >= 100:
-        # Round amounts, which also keeps clear of "hunderteins Euro".
+        # Rounding to tens also avoids "hunderteins Euro".
         euros -= euros % 10
         return Phrase(
             german.price_to_german(euros, 0, in_words=in_words),

@@ -1,7 +1,8 @@
-"""Text to the data that fairseq-preprocess would write, byte for byte, on all cores.
+"""Binarise text with several workers; the files equal those of fairseq-preprocess byte for byte.
 
-fairseq's own command splits a line with a regular expression, builds a tensor of it and reads every
-file twice; here lines are encoded by the chunk. Dictionaries and files are fairseq's own classes'.
+fairseq's own command splits each line with a regular expression, builds one tensor per line and
+reads every file twice. This module encodes whole chunks of lines at once. Dictionaries and file
+headers are written by fairseq's own classes.
 """
 
 from __future__ import annotations
@@ -19,33 +20,33 @@ from tqdm import tqdm
 from steps.errors import PrepError
 from steps.parallel import map_chunks
 
-PART = 1 << 18  # tokens looked at in one go
-LINES = 1 << 12  # lines of an index written in one go
-LARGE = 1 << 22  # bytes of text from which more than one process is worth its start
+TOKENS_PER_READ = 1 << 18
+LINES_PER_WRITE = 1 << 12  # number of lines whose index entries are written at once
+PARALLEL_BYTES = 1 << 22  # for smaller texts, starting worker processes costs more than it saves
 
 
 def workers_for(path: Path, workers: int) -> int:
-    """All workers for a text that is worth it, else one."""
-    return workers if path.stat().st_size > LARGE else 1
+    """Return ``workers`` for a large text file and 1 for a small one."""
+    return workers if path.stat().st_size > PARALLEL_BYTES else 1
 
 
-def _lines(path: Path, what: str) -> Iterator[str]:
+def _read_lines(path: Path, step: str) -> Iterator[str]:
     with path.open(encoding="utf-8", newline="\n") as file:
-        yield from tqdm(file, f"{path.name}: {what}", leave=False, disable=None)
+        yield from tqdm(file, f"{path.name}: {step}", leave=False, disable=None)
 
 
-def _counter() -> Callable[[list[str]], list[Counter[str]]]:
+def _word_counter() -> Callable[[list[str]], list[Counter[str]]]:
     return lambda lines: [Counter(word for line in lines for word in line.split())]
 
 
 def build_dictionary(texts: Iterable[Path], path: Path, workers: int) -> None:
-    """The words of all texts by frequency, as fairseq-preprocess orders and pads them."""
+    """Write a dictionary of all words, ordered and padded as fairseq-preprocess does."""
     from fairseq.data import Dictionary
 
     counts: Counter[str] = Counter()
     for text in texts:
-        parts = map_chunks(_counter, (), _lines(text, "words"), workers_for(text, workers))
-        for part in parts:
+        lines = _read_lines(text, "counting words")
+        for part in map_chunks(_word_counter, (), lines, workers_for(text, workers)):
             counts.update(part)
     dictionary = Dictionary()
     for word, count in counts.items():
@@ -56,43 +57,56 @@ def build_dictionary(texts: Iterable[Path], path: Path, workers: int) -> None:
 
 
 def write_dictionary(symbols: Sequence[str], path: Path) -> None:
-    """A fairseq dictionary of these symbols in this order; the counts only keep the order."""
+    """Write a fairseq dictionary of ``symbols``, with descending counts that keep their order."""
     if any(len(symbol.split()) != 1 for symbol in symbols):
-        raise PrepError("the vocabulary has symbols that are empty or hold spaces")
+        raise PrepError("the vocabulary has symbols that are empty or contain spaces")
     lines = (f"{symbol} {len(symbols) - i}\n" for i, symbol in enumerate(symbols))
     path.write_text("".join(lines), encoding="utf-8")
 
 
+def check_dictionary(path: Path) -> None:
+    """Raise unless fairseq can load the dictionary."""
+    from fairseq.data import Dictionary
+
+    try:
+        Dictionary.load(str(path))
+    except OSError as error:
+        raise PrepError(f"{path} cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # fairseq raises plain exceptions for a file that is not UTF-8
+        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise PrepError(f"{path} is not a fairseq dictionary: {cause[:200]}") from None
+
+
 def _encoder(dictionary: Path) -> Callable[[list[str]], list[tuple[bytes, list[int]]]]:
-    """Work: a chunk of lines as one run of token numbers, and the length of every line."""
+    """Return a function that encodes a chunk of lines as (token numbers, length of every line)."""
     from fairseq.data import Dictionary
     from fairseq.data.indexed_dataset import best_fitting_int_dtype
 
     symbols = Dictionary.load(str(dictionary))
-    number, unknown, end = symbols.indices.get, symbols.unk(), symbols.eos()
+    index_of, unknown, end = symbols.indices.get, symbols.unk(), symbols.eos()
     dtype = best_fitting_int_dtype(len(symbols))
 
-    def work(lines: list[str]) -> list[tuple[bytes, list[int]]]:
+    def encode(lines: list[str]) -> list[tuple[bytes, list[int]]]:
         tokens: list[int] = []
         lengths: list[int] = []
         for line in lines:
-            before = len(tokens)
-            tokens.extend(number(word, unknown) for word in line.split())
+            start = len(tokens)
+            tokens.extend(index_of(word, unknown) for word in line.split())
             tokens.append(end)
-            lengths.append(len(tokens) - before)
+            lengths.append(len(tokens) - start)
         return [(np.array(tokens, dtype=dtype).tobytes(), lengths)]
 
-    return work
+    return encode
 
 
 def binarise_lines(text: Path, dictionary: Path, prefix: Path, workers: int) -> None:
-    """PREFIX.bin and PREFIX.idx: a sentence a line, each with the end of sentence behind."""
+    """Write PREFIX.bin and PREFIX.idx with one sentence per line; </s> ends each sentence."""
     from fairseq.data import Dictionary
     from fairseq.data.indexed_dataset import best_fitting_int_dtype
 
     dtype = best_fitting_int_dtype(len(Dictionary.load(str(dictionary))))
     sizes = array("i")
-    lines = _lines(text, "numbers")
+    lines = _read_lines(text, "binarising")
     with Path(f"{prefix}.bin").open("wb") as data:
         for tokens, lengths in map_chunks(
             _encoder, (dictionary,), lines, workers_for(text, workers)
@@ -103,30 +117,34 @@ def binarise_lines(text: Path, dictionary: Path, prefix: Path, workers: int) -> 
 
 
 def write_index(path: Path, sizes: np.ndarray, dtype: type) -> None:
-    """The index of a data file: the length of every line, then where in the file it begins.
+    """Write the index of a data file: the length of every line, then its offset in bytes.
 
-    The head is fairseq's. Its ``write`` would make a list of the beginnings, some 50 bytes a line,
-    at once; by the part no more than the lengths themselves are in memory, four bytes a line.
+    fairseq writes the header. The rest is written here in parts, which needs only the four bytes
+    per line of ``sizes``, because fairseq's own writer would store a Python list of all offsets,
+    about 50 bytes per line.
     """
     from fairseq.data.indexed_dataset import MMapIndexedDataset
 
     with MMapIndexedDataset.Index.writer(str(path), dtype):
         pass
-    width, before = np.dtype(dtype).itemsize, 0  # bytes of a token, and of all lines written
+    bytes_per_token, offset = np.dtype(dtype).itemsize, 0
     with path.open("ab") as file:
         file.write(struct.pack("<Q", len(sizes)))
         file.write(sizes.astype("<i4", copy=False))
-        for first in range(0, len(sizes), LINES):
-            length = width * sizes[first : first + LINES].astype("<i8")
-            end = before + np.cumsum(length)
-            file.write(end - length)
-            before = end[-1]
+        for first in range(0, len(sizes), LINES_PER_WRITE):
+            lengths = bytes_per_token * sizes[first : first + LINES_PER_WRITE].astype("<i8")
+            ends = offset + np.cumsum(lengths)
+            file.write(ends - lengths)
+            offset = ends[-1]
 
 
 def binarise_text(
     texts: dict[str, Path], out: Path, workers: int, dictionary: Path, suffix: str = ""
 ) -> None:
-    """One text a split into ``out``, which gets the dictionary too; ``suffix`` as ``.de-en.de``."""
+    """Binarise one text per split into ``out`` and copy the dictionary there.
+
+    ``suffix`` is appended to the names of the splits, for example ``.de-en.de``.
+    """
     out.mkdir(parents=True, exist_ok=True)
     name = f"dict{suffix[suffix.rfind('.') :] if suffix else ''}.txt"
     if dictionary != out / name:
@@ -136,7 +154,7 @@ def binarise_text(
 
 
 def count_tokens(prefix: Path, dictionary: Path) -> tuple[int, int]:
-    """Tokens of binarised data without the sentence ends, and how many of them are unknown."""
+    """Return the number of tokens in binarised data without </s>, and how many are unknown."""
     from fairseq.data import Dictionary
     from fairseq.data.indexed_dataset import MMapIndexedDataset, best_fitting_int_dtype
 
@@ -144,9 +162,9 @@ def count_tokens(prefix: Path, dictionary: Path) -> tuple[int, int]:
     dtype = np.dtype(best_fitting_int_dtype(len(symbols)))
     lines = len(MMapIndexedDataset.Index(f"{prefix}.idx"))
     total = unknown = 0
-    # Read, not mapped: pages of a mapped file would count as memory in use.
+    # The file is not memory-mapped, because mapped pages would count as memory in use.
     with Path(f"{prefix}.bin").open("rb") as file:
-        while part := file.read(PART * dtype.itemsize):
+        while part := file.read(TOKENS_PER_READ * dtype.itemsize):
             tokens = np.frombuffer(part, dtype)
             total += len(tokens)
             unknown += int((tokens == symbols.unk()).sum())

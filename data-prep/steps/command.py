@@ -1,80 +1,163 @@
-"""What the prepare_* scripts have in common: arguments, sources, one-line errors."""
+"""Functions that all corpus scripts share: common flags, source files and one-line errors."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fairseq_stochattn.core.json_input import short
 from steps import subwords, translation
 from steps.errors import PrepError
 from steps.fetch import Remote, fetch
 from steps.lines import Report
+from steps.manifest import NAME as MANIFEST
 from steps.manifest import make_output
 from steps.parallel import usable_cores
 
+# The packages of the extra [data] in setup.py, which not every installation has.
+DATA_PACKAGES = ("sacremoses", "subword_nmt", "tokenizers", "syntok")
+
 
 class OneLineParser(argparse.ArgumentParser):
-    """Errors are one line, without the usage in front."""
+    """An argument parser that prints errors as one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
-def common_parser(description: str, downloads: bool) -> OneLineParser:
-    """The arguments every script has; ``downloads`` where the corpus has an address."""
-    parser = OneLineParser(description=description)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the binarised data")
+def common_parser(documentation: str, downloads: bool) -> OneLineParser:
+    """Return a parser with the flags of all scripts; --help begins with ``documentation``.
+
+    ``downloads`` adds the flags of corpora that can be downloaded.
+    """
+    parser = OneLineParser(
+        description=documentation, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="output folder for the binarised data"
+    )
     if downloads:
         parser.add_argument(
-            "--from", dest="origin", type=Path, help="folder with the corpus' files: no download"
+            "--from",
+            dest="origin",
+            type=Path,
+            help="folder that already contains the files of the corpus; without it they are "
+            "downloaded",
         )
         parser.add_argument(
-            "--downloads", type=Path, default=Path("downloads"), help="default: %(default)s"
+            "--downloads",
+            type=Path,
+            default=Path("downloads"),
+            help="folder for downloaded files, default: %(default)s",
         )
     parser.add_argument(
-        "--workers", type=positive, default=usable_cores(), help="default: all cores"
+        "--workers",
+        type=positive_int,
+        default=usable_cores(),
+        help="number of worker processes, default: one per CPU core",
     )
-    parser.add_argument("--keep-text", action="store_true", help="keep tokens and subwords as text")
-    parser.add_argument("--force", action="store_true", help="make an existing output anew")
+    parser.add_argument(
+        "--keep-text",
+        action="store_true",
+        help="also keep the tokenised text and the subwords as text files",
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="replace the output folder if it was made with other arguments or source files, or "
+        "if it is damaged",
+    )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare the checksums of an existing output with its manifest; file sizes are "
+        "always compared",
+    )
     return parser
 
 
-def positive(text: str) -> int:
-    number = int(text)
+def positive_int(text: str) -> int:
+    """Parse a whole number of at least 1, for argparse."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not positive")
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
     return number
 
 
-def parser_for(description: str, defaults: translation.Recipe, downloads: bool) -> OneLineParser:
-    """The arguments every translation corpus has."""
-    parser = common_parser(description, downloads)
-    parser.add_argument("--subwords", choices=subwords.KINDS, default=defaults.subwords)
-    parser.add_argument("--size", type=positive, default=defaults.size, help="merges or pieces")
+def ratio(text: str) -> float:
+    """Parse a length ratio, for argparse: 0 (no limit) or a number of at least 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (number == 0 or 1 <= number < math.inf):
+        raise argparse.ArgumentTypeError(f"must be 0 or a number of at least 1, got {text!r}")
+    return number
+
+
+def parser_for(documentation: str, defaults: translation.Recipe, downloads: bool) -> OneLineParser:
+    """Return a parser with the flags of all translation corpora."""
+    parser = common_parser(documentation, downloads)
     parser.add_argument(
-        "--max-tokens", type=int, default=defaults.max_tokens, help="longer training pairs go"
+        "--subwords",
+        choices=subwords.KINDS,
+        default=defaults.subwords,
+        help="kind of subwords to learn on the training text of both languages: BPE by "
+        "subword-nmt, sentencepiece (spm), or none for whole words; default: %(default)s",
+    )
+    parser.add_argument(
+        "--size",
+        type=positive_int,
+        default=defaults.size,
+        help="number of BPE merges or sentencepiece pieces, default: %(default)s",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=positive_int,
+        default=defaults.max_tokens,
+        help="drop training pairs with more tokens than this on either side, default: %(default)s",
     )
     parser.add_argument(
         "--ratio",
-        type=float,
+        type=ratio,
         default=defaults.ratio,
-        help="training pairs whose lengths differ more go; 0: none, default: %(default)s",
+        help="drop training pairs in which one side is longer than the other by more than this "
+        "factor; 0 drops none; default: %(default)s",
     )
     parser.add_argument(
-        "--drop-leaked", action="store_true", help="drop training pairs that a held-out set has"
+        "--drop-leaked",
+        action="store_true",
+        help="drop training pairs that also occur in the validation or test set",
     )
-    parser.add_argument("--shards", type=positive, default=1, help="parts of the training data")
+    parser.add_argument(
+        "--first",
+        type=positive_int,
+        default=0,
+        metavar="N",
+        help="use only the first N training pairs, counted before any are dropped; default: all",
+    )
+    parser.add_argument(
+        "--shards",
+        type=positive_int,
+        default=1,
+        help="number of shards of the training data; fairseq reads one per epoch; "
+        "default: %(default)s",
+    )
     return parser
 
 
 def recipe_of(
-    args: argparse.Namespace, source_lang: str, target_lang: str, **more: Any
+    args: argparse.Namespace, source_lang: str, target_lang: str, **other: Any
 ) -> translation.Recipe:
-    """The recipe that the common arguments ask for."""
+    """Return the recipe that the common flags describe; ``other`` sets its remaining fields."""
     return translation.Recipe(
         source_lang,
         target_lang,
@@ -84,38 +167,55 @@ def recipe_of(
         ratio=args.ratio,
         drop_leaked=args.drop_leaked,
         shards=args.shards,
-        **more,
+        first=args.first,
+        **other,
     )
 
 
-def sources(remotes: Sequence[Remote], args: argparse.Namespace) -> dict[str, Path]:
-    """Every file of the corpus, by name: from ``--from``, or downloaded."""
+def source_files(remotes: Sequence[Remote], args: argparse.Namespace) -> dict[str, Path]:
+    """Return the path of every file of the corpus, by name: in --from, or downloaded."""
     if args.origin is None:
         return {remote.name: fetch(remote, args.downloads) for remote in remotes}
-    found = {remote.name: args.origin / remote.name for remote in remotes}
-    for path in found.values():
+    paths = {remote.name: args.origin / remote.name for remote in remotes}
+    for path in paths.values():
         if not path.is_file():
             raise PrepError(f"{path} does not exist")
-    return found
+    return paths
 
 
-def make(
+def build_output(
     args: argparse.Namespace,
     arguments: dict[str, Any],
     files: Sequence[Path],
     build: Callable[[Path], dict[str, Any]],
     summary: Callable[[dict[str, Any], Path], str],
 ) -> None:
-    """Make the output unless it is there, and print what became of the corpus.
+    """Create the output folder unless it already exists, and print a summary.
 
-    ``arguments`` are those that decide the output; ``build`` fills a folder and returns figures for
-    the manifest; ``summary`` says them.
+    ``arguments`` are the arguments that determine the output. ``build`` fills a folder and returns
+    statistics for the manifest. ``summary`` formats the manifest for the user.
     """
-    given = {**arguments, "keep_text": args.keep_text}
-    manifest = make_output(args.out, given, files, build, args.force)
-    if not manifest["fresh"]:
-        print(f"{args.out} is complete already, nothing to do")
-    print(summary(manifest, args.out))
+    all_arguments = {**arguments, "keep_text": args.keep_text}
+    manifest = make_output(args.out, all_arguments, files, build, args.force, args.verify)
+    if manifest["fresh"]:
+        print(summary(manifest, args.out))
+        return
+    text = existing_summary(manifest, args.out, summary)
+    print(f"{args.out} is already complete, nothing to do")
+    print(text)
+
+
+def existing_summary(
+    manifest: dict[str, Any], out: Path, summary: Callable[[dict[str, Any], Path], str]
+) -> str:
+    """Return the summary of a manifest that was read from a file, which may be damaged."""
+    try:
+        return summary(manifest, out)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise PrepError(
+            f"{out / MANIFEST} is damaged: its statistics cannot be read "
+            f"({type(error).__name__}: {short(str(error))}); make it again with --force"
+        ) from None
 
 
 def prepare_translation(
@@ -124,26 +224,37 @@ def prepare_translation(
     files: Sequence[Path],
     read: Callable[[], dict[str, tuple[translation.Pairs, Report]]],
 ) -> None:
-    """``make`` for a parallel corpus."""
+    """Create the output folder of a parallel corpus and print a summary."""
 
     def build(folder: Path) -> dict[str, Any]:
         return translation.prepare(read(), recipe, folder, args.workers, args.keep_text)
 
-    make(args, asdict(recipe), files, build, translation.summary)
+    arguments = asdict(recipe)
+    if not recipe.first:  # so that outputs from before this setting existed are still recognised
+        del arguments["first"]
+    build_output(args, arguments, files, build, translation.summary)
 
 
 def main_of(run: Callable[[Sequence[str] | None], None]) -> Callable[..., int]:
-    """A ``main`` that ends in one line where ``run`` cannot go on."""
+    """Return a ``main`` that calls ``run`` and prints its errors as one line."""
 
     def main(argv: Sequence[str] | None = None) -> int:
         try:
             run(argv)
         except PrepError as error:
-            print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
-            return 1
+            return _fail(str(error))
+        except ModuleNotFoundError as error:
+            if error.name not in DATA_PACKAGES:
+                raise
+            return _fail(f"{error.name} is not installed: pip install 'fairseq_stochattn[data]'")
         except KeyboardInterrupt:
-            print("\nstopped; call again to start over", file=sys.stderr)
+            print("\nstopped; run again to start from the beginning", file=sys.stderr)
             return 130
         return 0
 
     return main
+
+
+def _fail(message: str) -> int:
+    print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr)
+    return 1

@@ -1,4 +1,4 @@
-"""Corpora as streams of documents: reading, tidying, sentences, and which documents came before."""
+"""Read, clean and split documents, and find documents that were read before."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from steps.errors import PrepError
-from steps.lines import Report, TextFile, mend_lines, read_lines
+from steps.lines import Report, TextFile, read_lines, repair_lines
 
-Document = list[str]  # its lines
-LONGEST = 1_000_000  # characters; a text without blank lines must not fill the memory
-CUT = f"documents cut after {LONGEST:,} characters"
-RECENT = 1 << 16
+Document = list[str]  # the lines of the document
+MAX_CHARACTERS = 1_000_000  # per document, so that a text without blank lines fits in memory
+CUT_NOTE = f"documents cut after {MAX_CHARACTERS:,} characters"
+MAX_RECENT = 1 << 16  # hashes collected in a set before they are sorted into an array
 
 
 def read_documents(files: Sequence[Path], report: Report) -> Iterator[Document]:
-    """Documents of plain text files, where blank lines separate them and files end them."""
+    """Yield the documents of plain text files; a blank line or the end of a file ends each one."""
     for file in files:
         document: Document = []
         length = 0
@@ -26,8 +26,8 @@ def read_documents(files: Sequence[Path], report: Report) -> Iterator[Document]:
             if line is None:
                 continue
             if line.strip():
-                if length + len(line) > LONGEST and document:
-                    report.mended[CUT] += 1
+                if length + len(line) > MAX_CHARACTERS and document:
+                    report.repaired[CUT_NOTE] += 1
                     yield document
                     document, length = [], 0
                 document.append(line)
@@ -39,38 +39,38 @@ def read_documents(files: Sequence[Path], report: Report) -> Iterator[Document]:
             yield document
 
 
-def document_of(content: bytes, report: Report) -> Document:
-    """One document that comes in one piece; blank lines inside it are only its paragraphs."""
-    return [line for line in mend_lines(content.split(b"\n"), report) if line is not None]
+def parse_document(content: bytes, report: Report) -> Document:
+    """Return the lines of one whole document; blank lines only separate its paragraphs."""
+    return [line for line in repair_lines(content.split(b"\n"), report) if line is not None]
 
 
-def tidy(document: Iterable[str], lowercase: bool) -> Document:
-    """Lines without the space around them; blank ones go. Spaces inside a line are the text's."""
+def strip_lines(document: Iterable[str], lowercase: bool) -> Document:
+    """Strip every line and remove blank lines; spaces inside a line are kept."""
     stripped = (line.strip() for line in document)
     return [line.lower() if lowercase else line for line in stripped if line]
 
 
-def sentence_splitter(wanted: bool) -> Callable[[list[tuple[str, str]]], list[tuple[str, str]]]:
-    """Work on (split, line): every sentence of the line on a line of its own.
+def sentence_splitter(enabled: bool) -> Callable[[list[tuple[str, str]]], list[tuple[str, str]]]:
+    """Return a function on (split, line) pairs that puts every sentence on its own line.
 
-    sacremoses only has the shell of a sentence splitter, sentencepiece none. syntok is pure Python,
-    needs no download, and says where a sentence starts, so no character is lost; its rules are made
-    for English, German and Spanish. (sentence-splitter is LGPL and rewrites spaces; pysbd takes
-    five times as long.)
+    The splitter is syntok, because it is pure Python, needs no download, and returns the offset of
+    each sentence, so no character is lost. Its rules cover English, German and Spanish. sacremoses
+    and sentencepiece have no sentence splitter, sentence-splitter is LGPL and changes spaces, and
+    pysbd takes five times as long.
     """
-    if not wanted:
+    if not enabled:
         return lambda lines: lines
     try:
         from syntok import segmenter
     except ImportError:
         raise PrepError(
-            "syntok, which splits sentences, is missing: pip install syntok, "
-            "or --no-split-sentences where a line is a sentence"
+            "splitting sentences needs syntok: pip install syntok, "
+            "or use --no-split-sentences if every line is a sentence"
         ) from None
 
     def split(line: str) -> str:
-        found = (s for paragraph in segmenter.analyze(line) for s in paragraph)
-        starts = [sentence[0].offset for sentence in found]
+        sentences = (s for paragraph in segmenter.analyze(line) for s in paragraph)
+        starts = [sentence[0].offset for sentence in sentences]
         borders = [0, *starts[1:], len(line)]
         pieces = (line[a:b].strip() for a, b in pairwise(borders))
         return "\n".join(piece for piece in pieces if piece)
@@ -78,10 +78,11 @@ def sentence_splitter(wanted: bool) -> Callable[[list[tuple[str, str]]], list[tu
     return lambda lines: [(name, split(line)) for name, line in lines]
 
 
-class Seen:
-    """64-bit hashes that came before: eight bytes each, sixteen while two sorted parts are joined.
+class SeenHashes:
+    """A set of 64-bit hashes that needs eight bytes per hash, or sixteen while arrays are merged.
 
-    Parts at least double in size from the last to the first, so there are few to look into.
+    The hashes are stored in sorted arrays. Each array has at least twice the size of the next one,
+    so there are few arrays.
     """
 
     def __init__(self) -> None:
@@ -89,14 +90,14 @@ class Seen:
         self._parts: list[np.ndarray] = []
 
     def __contains__(self, item: int) -> bool:
-        return item in self._recent or any(_holds(part, item) for part in self._parts)
+        return item in self._recent or any(_contains(part, item) for part in self._parts)
 
     def add(self, item: int) -> bool:
-        """Whether the item is new."""
+        """Add a hash and return whether it is new."""
         if item in self:
             return False
         self._recent.add(item)
-        if len(self._recent) >= RECENT:
+        if len(self._recent) >= MAX_RECENT:
             part = np.sort(np.fromiter(self._recent, np.uint64, len(self._recent)))
             self._recent.clear()
             while self._parts and len(self._parts[-1]) <= len(part):
@@ -106,7 +107,7 @@ class Seen:
         return True
 
 
-def _holds(part: np.ndarray, item: int) -> bool:
+def _contains(part: np.ndarray, item: int) -> bool:
     key = np.uint64(item)
-    place = np.searchsorted(part, key)
-    return bool(place < len(part) and part[place] == key)
+    index = np.searchsorted(part, key)
+    return bool(index < len(part) and part[index] == key)

@@ -1,7 +1,8 @@
-"""Count what occurs more than once, with memory that does not grow with the corpus.
+"""Count duplicates in memory that does not grow with the corpus.
 
-Sixty-four bits of a hash stand for an item. They are spread over files by their first bits, so that
-only one file's share is ever sorted in memory: a 256th of eight bytes an item.
+Each item is represented by a 64-bit hash. The hashes are distributed over 256 files by their first
+eight bits, and one file at a time is sorted in memory. The memory needed is therefore about 1/256
+of eight bytes per item.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-FILES = 256
-WAITING = 1_024  # hashes a file gathers before it is written to
+BUCKETS = 256
+BUFFER = 1_024  # hashes kept per bucket before they are written to its file
 
 
 def fingerprint(*texts: str) -> int:
-    """64 bits that stand for texts, the same in every process and every run."""
+    """Return a 64-bit hash of the texts that is the same in every process and every run."""
     digest = hashlib.blake2b(digest_size=8)
     for text in texts:
         digest.update(text.encode("utf-8", "surrogatepass"))
@@ -26,35 +27,36 @@ def fingerprint(*texts: str) -> int:
 
 
 class DuplicateCounter:
-    """Counts the items beyond the first of each kind; its files live in ``folder`` until then."""
+    """Counts repeated hashes. Temporary files are in ``folder`` until ``count`` is called."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self._folder = folder
-        self._waiting = [array("Q") for _ in range(FILES)]
+        self._buffers = [array("Q") for _ in range(BUCKETS)]
 
     def add(self, item: int) -> None:
-        share = item >> 56
-        waiting = self._waiting[share]
-        waiting.append(item)
-        if len(waiting) == WAITING:
-            self._write(share)
+        """Add one 64-bit hash."""
+        bucket = item >> 56
+        buffer = self._buffers[bucket]
+        buffer.append(item)
+        if len(buffer) == BUFFER:
+            self._flush(bucket)
 
     def count(self) -> int:
-        """The number of duplicates; removes the files."""
-        found = 0
-        for share in range(FILES):
-            self._write(share)
-            path = self._folder / f"{share:02x}"
+        """Return how many items repeat an earlier one, and remove the temporary files."""
+        duplicates = 0
+        for bucket in range(BUCKETS):
+            self._flush(bucket)
+            path = self._folder / f"{bucket:02x}"
             if path.exists():
                 items = np.sort(np.fromfile(path, dtype=np.uint64))
-                found += int((items[1:] == items[:-1]).sum())
+                duplicates += int((items[1:] == items[:-1]).sum())
                 path.unlink()
         self._folder.rmdir()
-        return found
+        return duplicates
 
-    def _write(self, share: int) -> None:
-        if self._waiting[share]:
-            with (self._folder / f"{share:02x}").open("ab") as file:
-                self._waiting[share].tofile(file)
-            self._waiting[share] = array("Q")
+    def _flush(self, bucket: int) -> None:
+        if self._buffers[bucket]:
+            with (self._folder / f"{bucket:02x}").open("ab") as file:
+                self._buffers[bucket].tofile(file)
+            self._buffers[bucket] = array("Q")

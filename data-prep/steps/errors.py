@@ -1,4 +1,4 @@
-"""The one error of data preparation: one line for the user, nothing half-written left behind."""
+"""The one exception of data preparation. Scripts print its message as one line and stop."""
 
 
 class PrepError(Exception):

@@ -1,4 +1,4 @@
-"""Labelled examples: what one is made of, which rows can be one, and their text in files."""
+"""Check labelled examples and write their text to files."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tqdm import tqdm
 from steps import overlap
 from steps.errors import PrepError
 
-IGNORE = "<ignore>"
+IGNORE = "<ignore>"  # the tag of every subword of a word except the first
 Label = str | list[str] | None
-Example = tuple[Iterable[str], Label]
-Checked = tuple[list[str], str | None]
+Example = tuple[Iterable[str], Label]  # texts and label
+CheckedExample = tuple[list[str], str | None]
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What an example is; ``labels`` in the order of their numbers."""
+class TaskSpec:
+    """The parts of one example of a task; classes are numbered in the order of ``labels``."""
 
     kind: str  # classification, regression, choice or tagging
-    inputs: int = 1
+    inputs: int = 1  # number of texts
     labels: tuple[str, ...] = ()
-    highest: float = 1.0  # score of a regression, which starts at 0
+    highest: float = 1.0  # highest score of a regression; the lowest is 0
 
     @property
     def parts(self) -> list[str]:
@@ -34,50 +34,57 @@ class Shape:
 
     @property
     def symbols(self) -> tuple[str, ...]:
+        """The entries of the dictionary of the labels."""
         return (*self.labels, IGNORE) if self.kind == "tagging" else self.labels
 
 
-def classes(*labels: str, inputs: int = 1) -> Shape:
-    return Shape("classification", inputs, labels)
+def classification(*labels: str, inputs: int = 1) -> TaskSpec:
+    """Return the spec of a classification task."""
+    return TaskSpec("classification", inputs, labels)
 
 
-def choice(options: int) -> Shape:
-    return Shape("choice", options + 1, tuple(map(str, range(options))))
+def multiple_choice(options: int) -> TaskSpec:
+    """Return the spec of a task with one context and several options."""
+    return TaskSpec("choice", options + 1, tuple(map(str, range(options))))
 
 
-def tagging(kinds: Iterable[str]) -> Shape:
-    """Tags that begin and continue entities of these kinds."""
-    return Shape("tagging", 1, ("O", *sorted(f"{x}-{kind}" for x in "BI" for kind in kinds)))
+def tagging(entity_types: Iterable[str]) -> TaskSpec:
+    """Return the spec of a tagging task with the tags O, B-TYPE and I-TYPE."""
+    tags = sorted(f"{prefix}-{name}" for prefix in "BI" for name in entity_types)
+    return TaskSpec("tagging", 1, ("O", *tags))
 
 
 @dataclass
-class Figures:
-    """What became of one split."""
+class SplitStats:
+    """Counts of the examples of one split."""
 
     read: int = 0
     kept: int = 0
     labelled: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     labels: Counter[str] = field(default_factory=Counter)
-    shortened: int = 0
-    too_long: int = 0
-    unwritable: int = 0
+    shortened: int = 0  # single texts truncated to --max-tokens
+    too_long: int = 0  # pairs longer than --max-tokens
+    unwritable: int = 0  # words or texts for which the subword model has no symbols
 
 
-def examples(
-    rows: Iterable[Any], make: Callable[[Any], Example | str], shape: Shape, lowercase: bool
-) -> Iterator[Checked | str]:
-    """Rows as checked examples; a text in place of an example is the reason to drop the row."""
+def check_examples(
+    rows: Iterable[Any], convert: Callable[[Any], Example | str], spec: TaskSpec, lowercase: bool
+) -> Iterator[CheckedExample | str]:
+    """For each row, yield the checked example, or the reason (a string) for dropping the row.
+
+    ``convert`` returns an example, or a string with the reason for dropping the row.
+    """
     for row in rows:
         try:
-            found = make(row)
-            yield found if isinstance(found, str) else _checked(found, shape, lowercase)
+            example = convert(row)
+            yield example if isinstance(example, str) else _check(example, spec, lowercase)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             yield "row without the fields of an example"
 
 
-def _checked(example: Example, shape: Shape, lowercase: bool) -> Checked | str:
-    """Texts without needless spaces and a label as it is written, or the reason to drop them."""
+def _check(example: Example, spec: TaskSpec, lowercase: bool) -> CheckedExample | str:
+    """Return the texts with single spaces and the label as text, or a reason to drop the row."""
     texts, label = [" ".join(text.replace("\0", "").split()) for text in example[0]], example[1]
     if not all(texts):
         return "empty text"
@@ -86,21 +93,21 @@ def _checked(example: Example, shape: Shape, lowercase: bool) -> Checked | str:
     try:
         "".join(texts).encode()
     except UnicodeEncodeError:
-        return "half a character"  # a lone surrogate, which JSON can hold
-    if shape.kind == "tagging":
-        known = set(label) <= set(shape.labels)
-        return ([" ".join(texts)], " ".join(label)) if known else "unknown tag"
-    if len(texts) != shape.inputs:
+        return "half a character"  # a lone surrogate, which JSON can contain
+    if spec.kind == "tagging":
+        valid = set(label) <= set(spec.labels)
+        return ([" ".join(texts)], " ".join(label)) if valid else "unknown tag"
+    if len(texts) != spec.inputs:
         return "wrong number of texts"
     if label is None:
         return texts, None
-    if shape.kind == "regression":
-        score = _score(label, shape.highest)
+    if spec.kind == "regression":
+        score = _scaled_score(label, spec.highest)
         return "score that is no number in its range" if score is None else (texts, score)
-    return (texts, label) if label in shape.labels else "unknown label"
+    return (texts, label) if label in spec.labels else "unknown label"
 
 
-def _score(label: str, highest: float) -> str | None:
+def _scaled_score(label: str, highest: float) -> str | None:
     try:
         score = float(label) / highest
     except ValueError:
@@ -108,31 +115,33 @@ def _score(label: str, highest: float) -> str | None:
     return f"{score:.6g}" if 0 <= score <= 1 else None
 
 
-def write_text(split: str, found: Iterable[Checked | str], shape: Shape, folder: Path) -> Figures:
-    """The usable examples of a split as SPLIT.input0 ... and SPLIT.label, one a line."""
-    figures = Figures()
-    with overlap.writers(folder / split, [*shape.parts, "label"]) as files:
-        for example in tqdm(found, f"{split}: reading", leave=False, disable=None):
-            figures.read += 1
+def write_text(
+    split: str, examples: Iterable[CheckedExample | str], spec: TaskSpec, folder: Path
+) -> SplitStats:
+    """Write the examples of a split to SPLIT.input0, … and SPLIT.label, one per line."""
+    stats = SplitStats()
+    with overlap.open_writers(folder / split, [*spec.parts, "label"]) as files:
+        for example in tqdm(examples, f"{split}: reading", leave=False, disable=None):
+            stats.read += 1
             if isinstance(example, str):
-                figures.dropped[example] += 1
+                stats.dropped[example] += 1
                 continue
             texts, label = example
-            overlap.write(files, [f"{line}\n" for line in (*texts, label or "")])
-            figures.kept += 1
-            figures.labelled += label is not None
-            if shape.labels and label is not None:
-                figures.labels.update(label.split() if shape.kind == "tagging" else [label])
-    if not figures.kept:
-        why = ", ".join(f"{n} {reason}" for reason, n in figures.dropped.items()) or "none was read"
-        raise PrepError(f"the {split} set has no example left: {why}")
-    _check_labels(split, figures, folder)
-    return figures
+            overlap.write_lines(files, [f"{line}\n" for line in (*texts, label or "")])
+            stats.kept += 1
+            stats.labelled += label is not None
+            if spec.labels and label is not None:
+                stats.labels.update(label.split() if spec.kind == "tagging" else [label])
+    if not stats.kept:
+        reasons = ", ".join(f"{n} {reason}" for reason, n in stats.dropped.items())
+        raise PrepError(f"the {split} set has no usable example: {reasons or 'no row was read'}")
+    _check_labels(split, stats, folder)
+    return stats
 
 
-def _check_labels(split: str, figures: Figures, folder: Path) -> None:
-    if not figures.labelled and split != "train":
+def _check_labels(split: str, stats: SplitStats, folder: Path) -> None:
+    if not stats.labelled and split != "train":
         (folder / f"{split}.label").unlink()
-    elif figures.labelled < figures.kept:
-        bare = figures.kept - figures.labelled
-        raise PrepError(f"the {split} set has {bare} examples without label among {figures.kept}")
+    elif stats.labelled < stats.kept:
+        missing = stats.kept - stats.labelled
+        raise PrepError(f"{missing} of the {stats.kept} examples of the {split} set have no label")

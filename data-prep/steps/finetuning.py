@@ -1,25 +1,26 @@
-"""A labelled corpus from rows to the binary data that fairseq's fine-tuning tasks read.
+"""Turn the rows of a labelled corpus into the binary data of fairseq's fine-tuning tasks.
 
-Every part of an example has its folder with the splits and a dict.txt: ``input0``, ``input1`` ...
-for the texts, all with one dictionary, and ``label``:
+Every part of an example has its own folder with the splits and a dict.txt. ``input0``, ``input1``,
+… contain the texts and share one dictionary. ``label`` depends on the kind of the task:
 
-- classification: ``label`` is binarised; its dict.txt holds the classes in a fixed order, so the
+- classification: ``label`` is binarised. Its dict.txt lists the classes in a fixed order, so the
   number of a class never depends on the data (task sentence_prediction).
-- regression: ``label/SPLIT.label`` has one number a line, divided by the highest score as in
+- regression: ``label/SPLIT.label`` has one number per line, divided by the highest score as in
   fairseq's GLUE recipe (sentence_prediction --regression-target).
-- choice: ``input0`` is the context, ``input1`` ... are the options, ``label/SPLIT.label`` has the
-  index of the right one (sentence_ranking).
-- tagging: ``input0`` holds subwords and ``label`` exactly one symbol for each: the word's tag at
-  its first subword, ``<ignore>`` at the others. label/dict.txt lists ``O``, the other tags sorted,
-  and last ``<ignore>``, so tags are numbered from 0. Words are cut one by one, after a space for
-  gpt2 and tokenizers except at the start. A word that the subwords cannot write is one ``<unk>``,
-  in the other kinds a text that they cannot write.
+- choice: ``input0`` is the context, ``input1``, … are the options, and ``label/SPLIT.label`` has
+  the index of the right option (sentence_ranking).
+- tagging: ``input0`` contains subwords, and ``label`` has one symbol per subword: the tag of
+  the word for its first subword, ``<ignore>`` for the others. label/dict.txt lists ``O``, then the
+  other tags in sorted order, then ``<ignore>``, so tags are numbered from 0. Each word is split
+  into subwords separately; for gpt2 and tokenizers, a space precedes all words but the first.
 
-A split without labels (the test sets of GLUE, SWAG, HellaSWAG) has inputs only.
+A word (tagging) or text (other tasks) without any subword becomes one ``<unk>``. A split without
+labels (the test sets of GLUE, SWAG and HellaSWAG) contains only inputs.
 """
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -37,109 +38,117 @@ from steps.binary import (
     write_dictionary,
 )
 from steps.errors import PrepError
-from steps.examples import IGNORE, Example, Figures, Shape, examples, write_text
+from steps.examples import IGNORE, Example, SplitStats, TaskSpec, check_examples, write_text
 from steps.lines import Report
-from steps.models import copy_given
+from steps.models import copy_model
 from steps.parallel import map_chunks
 from steps.tables import Table
 
-MISMATCH = 0.5  # unknown subwords in the training data that cannot be an accident
+MAX_UNKNOWN = 0.5  # a higher share of unknown subwords means that the dictionary is the wrong one
 NOTES = {
     "duplicates": "duplicates (kept)",
-    "seen_in_train": "whose input is in train too",
-    "shortened": "texts cut at --max-tokens",
-    "too_long": "pairs longer than --max-tokens (kept whole)",
-    "unwritable": "words or texts that the subwords cannot write (one <unk> each)",
+    "seen_in_train": "examples whose input is also in train",
+    "shortened": "texts truncated to --max-tokens",
+    "too_long": "pairs longer than --max-tokens (not truncated)",
+    "unwritable": "words or texts without any subword (each became <unk>)",
 }
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """The subwords: of a kind, learnt with this size or taken from ``model``, with its dict.txt."""
+    """The subword model to use: one to learn with ``size`` pieces, or the ready-made ``model``."""
 
     kind: str
     size: int
     max_tokens: int
     model: Path | None = None
-    files: tuple[Path, ...] = ()  # of a model that is a folder
+    files: tuple[Path, ...] = ()  # the files of a model that is a folder
     dictionary: Path | None = None
     lowercase: bool = False
-    model_flags: str = "--arch roberta_base"  # of the model that is to be fine-tuned
-    two_separators: bool = True  # it has two between the sentences of a pair, BERT has one
+    model_flags: str = "--arch roberta_base"  # fairseq-train's flags for the model to fine-tune
+    # RoBERTa has two separators between the sentences of a pair, BERT has one.
+    two_separators: bool = True
 
 
-def cutter(kind: str, model: Path | None) -> Callable[[list[tuple[str, ...]]], list]:
-    """Work that cuts every text of examples into subwords; a text without any is left empty."""
-    cut = subwords.applier(kind, model)
+def text_applier(kind: str, model: Path | None) -> Callable[[list[tuple[str, ...]]], list]:
+    """Return a function that splits all texts of a list of examples into subwords."""
+    apply = subwords.applier(kind, model)
 
-    def work(rows: list[tuple[str, ...]]) -> list[list[list[str]]]:
-        found = iter(cut([text.rstrip("\n") for row in rows for text in row]))
-        return [[subwords.plain_pieces(next(found)) for _ in row] for row in rows]
+    def split(rows: list[tuple[str, ...]]) -> list[list[list[str]]]:
+        pieces = iter(apply([text.rstrip("\n") for row in rows for text in row]))
+        return [[subwords.plain_pieces(next(pieces)) for _ in row] for row in rows]
 
-    return work
+    return split
 
 
-def word_cutter(kind: str, model: Path | None) -> Callable[[list[tuple[str, str]]], list]:
-    """Work that cuts sentences word by word, and gives every subword its tag."""
-    cut = subwords.applier(kind, model)
+def word_applier(kind: str, model: Path | None) -> Callable[[list[tuple[str, str]]], list]:
+    """Return a function that splits (text, tags) pairs word by word.
+
+    Its results are (subwords, one tag per subword, number of words without any subword).
+    """
+    apply = subwords.applier(kind, model)
     space = " " if kind in ("gpt2", "tokenizer") else ""
 
-    def work(rows: list[tuple[str, str]]) -> list[tuple[list[str], list[str], int]]:
+    def split(rows: list[tuple[str, str]]) -> list[tuple[list[str], list[str], int]]:
         sentences = [text.rstrip("\n").split(" ") for text, _ in rows]
-        found = iter(cut([space * (i > 0) + word for s in sentences for i, word in enumerate(s)]))
-        done = []
+        words = [space * (i > 0) + word for s in sentences for i, word in enumerate(s)]
+        pieces_of_words = iter(apply(words))
+        results = []
         for sentence, (_, tags) in zip(sentences, rows, strict=True):
             pieces, symbols, unwritable = [], [], 0
             for _, tag in zip(sentence, tags.split(), strict=True):
-                written = subwords.plain_pieces(next(found))
-                unwritable += not written
-                pieces += written or [subwords.UNKNOWN]
-                symbols += [tag, *[IGNORE] * (len(written) - 1)]
-            done.append((pieces, symbols, unwritable))
-        return done
+                word_pieces = subwords.plain_pieces(next(pieces_of_words))
+                unwritable += not word_pieces
+                pieces += word_pieces or [subwords.UNKNOWN]
+                symbols += [tag, *[IGNORE] * (len(word_pieces) - 1)]
+            results.append((pieces, symbols, unwritable))
+        return results
 
-    return work
+    return split
 
 
-def cut_split(
+def write_subwords(
     split: str,
-    shape: Shape,
+    spec: TaskSpec,
     encoding: Encoding,
-    text: Path,
-    cut: Path,
+    text_folder: Path,
+    subword_folder: Path,
     workers: int,
-    figures: Figures,
+    stats: SplitStats,
 ) -> None:
-    """The subwords of a split; single texts end after ``max_tokens``, longer pairs are counted."""
-    tags = shape.kind == "tagging"
-    parts = [*shape.parts, "label"] if tags else shape.parts
-    rows = tqdm(
-        overlap.parallel_lines(text / split, parts), f"{split}: subwords", leave=False, disable=None
-    )
-    most = encoding.max_tokens
-    with overlap.writers(cut / split, parts) as files:
-        work = word_cutter if tags else cutter
-        many = workers_for(text / f"{split}.input0", workers)
-        for row in map_chunks(work, (encoding.kind, encoding.model), rows, many):
+    """Write the subwords of a split; truncate long single texts and count long pairs."""
+    tags = spec.kind == "tagging"
+    parts = [*spec.parts, "label"] if tags else spec.parts
+    lines = overlap.parallel_lines(text_folder / split, parts)
+    rows = tqdm(lines, f"{split}: subwords", leave=False, disable=None)
+    limit = encoding.max_tokens
+    with overlap.open_writers(subword_folder / split, parts) as files:
+        make_function = word_applier if tags else text_applier
+        processes = workers_for(text_folder / f"{split}.input0", workers)
+        for row in map_chunks(make_function, (encoding.kind, encoding.model), rows, processes):
             if tags:
-                figures.unwritable += row[2]
+                stats.unwritable += row[2]
                 row = row[:2]
             else:
-                figures.unwritable += sum(not pieces for pieces in row)
+                stats.unwritable += sum(not pieces for pieces in row)
                 row = [pieces or [subwords.UNKNOWN] for pieces in row]
-            if shape.inputs == 1:
-                figures.shortened += len(row[0]) > most
-                row = [pieces[:most] for pieces in row]
+            if spec.inputs == 1:
+                stats.shortened += len(row[0]) > limit
+                row = [pieces[:limit] for pieces in row]
             else:
-                pair = len(row[0]) + max(map(len, row[1:]))
-                figures.too_long += pair > most
-            overlap.write(files, [" ".join(pieces) + "\n" for pieces in row])
+                length = len(row[0]) + max(map(len, row[1:]))
+                stats.too_long += length > limit
+            overlap.write_lines(files, [" ".join(pieces) + "\n" for pieces in row])
 
 
 def make_dictionary(
-    shape: Shape, encoding: Encoding, cut: Path, scratch: Path, workers: int
+    spec: TaskSpec, encoding: Encoding, subword_folder: Path, scratch: Path, workers: int
 ) -> Path:
-    """The given dict.txt, all symbols of the model, or the words of the training text."""
+    """Return the path of the dictionary of the inputs.
+
+    It is the dict.txt of a ready-made model if there is one; else it lists all symbols of the
+    subword model, or all words of the training text.
+    """
     if encoding.dictionary is not None:
         return encoding.dictionary
     path = scratch / "dict.txt"
@@ -147,69 +156,74 @@ def make_dictionary(
     if symbols is not None:
         write_dictionary(symbols, path)
         return path
-    build_dictionary([cut / f"train.{part}" for part in shape.parts], path, workers)
+    build_dictionary([subword_folder / f"train.{part}" for part in spec.parts], path, workers)
     return path
 
 
-def write_labels(split: str, shape: Shape, folder: Path, out: Path, scratch: Path) -> None:
-    """The labels of a split, if it has any: as numbers in text, or binarised."""
+def write_labels(split: str, spec: TaskSpec, folder: Path, out: Path, scratch: Path) -> None:
+    """Write the labels of a split, if it has any, as numbers in a text file or binarised."""
     path = folder / f"{split}.label"
     if not path.exists():
         return
-    if shape.kind in ("regression", "choice"):
+    if spec.kind in ("regression", "choice"):
         shutil.copyfile(path, out / "label" / f"{split}.label")
         return
     dictionary = scratch / "labels.txt"
-    write_dictionary(shape.symbols, dictionary)
+    write_dictionary(spec.symbols, dictionary)
     binarise_text({split: path}, out / "label", 1, dictionary)
 
 
 def prepare(
     tables: dict[str, Table],
-    make: Callable[[Any], Example | str],
-    shape: Shape,
+    convert: Callable[[Any], Example | str],
+    spec: TaskSpec,
     encoding: Encoding,
     out: Path,
     workers: int,
     keep_text: bool = False,
 ) -> dict[str, Any]:
-    """All steps into ``out``; returns the figures of the manifest."""
-    text, cut, scratch = out / "text", out / "cut", out / "scratch"
-    for folder in (text, cut, scratch, out / "label", *(out / part for part in shape.parts)):
+    """Run all steps, write the data to ``out`` and return the statistics for the manifest."""
+    text_folder, subword_folder, scratch = out / "text", out / "cut", out / "scratch"
+    inputs = [out / part for part in spec.parts]
+    for folder in (text_folder, subword_folder, scratch, out / "label", *inputs):
         folder.mkdir()
-    found: dict[str, Figures] = {}
+    stats_by_split: dict[str, SplitStats] = {}
     splits: dict[str, dict[str, Any]] = {}
     for split, table in tables.items():
         report = Report()
-        found[split] = write_text(
-            split, examples(table(report), make, shape, encoding.lowercase), shape, text
-        )
-        found[split].dropped.update(report.dropped)
-        splits[split] = {"mended": dict(report.mended)}
-    shared = overlap.check(text, list(tables), shape.parts, drop=False)
-    encoding = _with_model(encoding, [text / f"train.{part}" for part in shape.parts], out)
-    for split, figures in found.items():
-        cut_split(split, shape, encoding, text, cut, workers, figures)
-    dictionary = make_dictionary(shape, encoding, cut, scratch, workers)
-    for split, figures in found.items():
-        for part in shape.parts:
-            binarise_text({split: cut / f"{split}.{part}"}, out / part, workers, dictionary)
-        write_labels(split, shape, cut if shape.kind == "tagging" else text, out, scratch)
-        counts = [count_tokens(out / part / split, dictionary) for part in shape.parts]
+        examples = check_examples(table(report), convert, spec, encoding.lowercase)
+        stats_by_split[split] = write_text(split, examples, spec, text_folder)
+        stats_by_split[split].dropped.update(report.dropped)
+        splits[split] = {"mended": dict(report.repaired)}
+    shared = overlap.find_overlap(text_folder, list(tables), spec.parts, drop=False)
+    encoding = _with_model(encoding, [text_folder / f"train.{part}" for part in spec.parts], out)
+    for split, stats in stats_by_split.items():
+        write_subwords(split, spec, encoding, text_folder, subword_folder, workers, stats)
+    dictionary = make_dictionary(spec, encoding, subword_folder, scratch, workers)
+    label_folder = subword_folder if spec.kind == "tagging" else text_folder
+    for split, stats in stats_by_split.items():
+        for part in spec.parts:
+            text = subword_folder / f"{split}.{part}"
+            binarise_text({split: text}, out / part, workers, dictionary)
+        write_labels(split, spec, label_folder, out, scratch)
+        counts = [count_tokens(out / part / split, dictionary) for part in spec.parts]
         tokens, unknown = (sum(column) for column in zip(*counts, strict=True))
         splits[split] |= {
-            **vars(figures),
-            "dropped": dict(figures.dropped),
-            "labels": {x: figures.labels[x] for x in shape.labels} or None,
+            **vars(stats),
+            "dropped": dict(stats.dropped),
+            "labels": {x: stats.labels[x] for x in spec.labels} or None,
             "duplicates": shared.duplicates[split],
             "seen_in_train": shared.seen_in_train.get(split),
             "tokens": tokens,
             "unknown_rate": round(unknown / max(1, tokens), 6),
         }
-    if splits["train"]["unknown_rate"] > MISMATCH:
-        rate = splits["train"]["unknown_rate"]
-        raise PrepError(f"{dictionary} does not fit the subwords: it lacks {rate:.0%} of them")
-    for folder in (scratch, *(() if keep_text else (text, cut))):
+    rate = splits["train"]["unknown_rate"]
+    if rate > MAX_UNKNOWN:
+        raise PrepError(
+            f"{dictionary} does not belong to the subword model: "
+            f"it lacks {rate:.0%} of the subwords of the training set"
+        )
+    for folder in (scratch, *(() if keep_text else (text_folder, subword_folder))):
         shutil.rmtree(folder)
     size = len((out / "input0" / "dict.txt").read_text("utf-8").splitlines())
     return {
@@ -221,49 +235,51 @@ def prepare(
 
 
 def _with_model(encoding: Encoding, train: list[Path], out: Path) -> Encoding:
-    """Learn the model on the training text into ``out``, or put a copy of the given one there."""
+    """Learn the subword model into ``out``, or copy a ready-made one there."""
     name = subwords.model_name(encoding.kind)
     if name is None:
         return encoding
     if encoding.model is None:
-        # Left to itself, sentencepiece does not look at lines of more than 4,192 bytes.
-        whole = {"max_sentence_length": 1 << 16}
-        subwords.learn(encoding.kind, train, encoding.size, out / name, **whole)
+        # By default sentencepiece ignores lines of more than 4,192 bytes.
+        options = {"max_sentence_length": 1 << 16}
+        subwords.learn(encoding.kind, train, encoding.size, out / name, **options)
     elif encoding.files:
-        copy_given(encoding.files, out / name)
+        copy_model(encoding.files, out / name)
     else:
         shutil.copyfile(encoding.model, out / name)
     return replace(encoding, model=out / name)
 
 
 def summary(manifest: dict[str, Any], out: Path) -> str:
-    """What a user wants to read at the end."""
+    """Return the text that the script prints at the end."""
     lines = []
-    for split, figures in manifest["splits"].items():
-        dropped = ", ".join(f"{n} {why}" for why, n in sorted(figures["dropped"].items())) or "none"
-        lines.append(f"{split}: {figures['kept']} examples kept, dropped: {dropped}")
-        notes = [f"{n} lines with {what}" for what, n in figures["mended"].items()]
+    for split, stats in manifest["splits"].items():
+        dropped = ", ".join(f"{n} {why}" for why, n in sorted(stats["dropped"].items())) or "none"
+        lines.append(f"{split}: {stats['kept']} examples kept, dropped: {dropped}")
+        notes = [f"repaired {n} lines ({problem})" for problem, n in stats["mended"].items()]
         for key, note in NOTES.items():
-            notes += [f"{figures[key]} {note}"] if figures[key] else []
-        if not figures["labelled"]:
+            notes += [f"{stats[key]} {note}"] if stats[key] else []
+        if not stats["labelled"]:
             notes.append("no labels: inputs only")
-        notes.append(f"{figures['tokens']} tokens, {figures['unknown_rate']:.2%} unknown")
+        notes.append(f"{stats['tokens']} tokens, {stats['unknown_rate']:.2%} unknown")
         lines.append(f"  {', '.join(notes)}")
     lines.append(f"vocabulary: {manifest['vocabulary']} entries")
     kind, inputs = (manifest["arguments"][key] for key in ("kind", "inputs"))
     if kind == "tagging":
         lines.append(
-            f"train with: fairseq-train {out} --user-dir fairseq_stochattn --task token_tagging "
-            "--criterion token_tagging --arch roberta_deterministic_base --init-token 0"
+            f"train with: fairseq-train {shlex.quote(str(out))} --user-dir fairseq_stochattn "
+            "--task token_tagging --criterion token_tagging "
+            "--arch roberta_deterministic_base --init-token 0"
         )
         return "\n".join(lines)
     task = "sentence_ranking" if kind == "choice" else "sentence_prediction"
-    number = len(manifest["arguments"]["labels"]) or 1
+    classes = len(manifest["arguments"]["labels"]) or 1
+    # Manifests of earlier versions do not record the model.
     model = {"flags": Encoding.model_flags, "two_separators": True, **manifest.get("model", {})}
     pair = " --separator-token 2" if inputs > 1 and model["two_separators"] else ""
     target = " --regression-target" if kind == "regression" else ""
     lines.append(
-        f"train with: fairseq-train {out} --task {task} --criterion {task} "
-        f"--num-classes {number} {model['flags']} --init-token 0{pair}{target}"
+        f"train with: fairseq-train {shlex.quote(str(out))} --task {task} --criterion {task} "
+        f"--num-classes {classes} {model['flags']} --init-token 0{pair}{target}"
     )
     return "\n".join(lines)

@@ -1,8 +1,9 @@
-"""The command line that the scripts for fine-tuning sets share."""
+"""The flags that the scripts for fine-tuning sets share, and functions that build their output."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from steps import finetuning, subwords
-from steps.command import OneLineParser, common_parser, make, positive, sources
+from steps.binary import check_dictionary
+from steps.command import OneLineParser, build_output, common_parser, positive_int, source_files
 from steps.errors import PrepError
-from steps.examples import Example, Shape
+from steps.examples import Example, TaskSpec
 from steps.fetch import Remote
 from steps.finetuning import Encoding
 from steps.lines import Report, TextFile
+from steps.manifest import NAME as MANIFEST
 from steps.manifest import read_manifest
 from steps.models import TOKENIZER_FILES
 from steps.tables import Table
@@ -26,67 +29,109 @@ TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "encoder.json")
 
 
 def parser_for(documentation: str, downloads: bool = True) -> OneLineParser:
-    """The arguments every fine-tuning set has; without ``downloads``, --from must be given."""
-    parser = common_parser(documentation.splitlines()[0], downloads)
+    """Return a parser with the flags of all fine-tuning sets.
+
+    Without ``downloads`` the corpus cannot be downloaded, so --from is required.
+    """
+    parser = common_parser(documentation, downloads)
     if not downloads:
         parser.add_argument(
-            "--from", dest="origin", type=Path, required=True, help="folder with the corpus' files"
+            "--from",
+            dest="origin",
+            type=Path,
+            required=True,
+            help="folder that contains the files of the corpus",
         )
     parser.add_argument(
-        "--subwords", choices=subwords.PRETRAINING_KINDS, default="spm-unigram", help="to learn"
+        "--subwords",
+        choices=subwords.PRETRAINING_KINDS,
+        default="spm-unigram",
+        help="kind of subwords to learn: sentencepiece (spm), GPT-2's byte-level BPE, or none for "
+        "whole words; with --model-from only none has an effect; default: %(default)s",
     )
-    parser.add_argument("--size", type=positive, default=8_000, help="pieces, default: %(default)s")
+    parser.add_argument(
+        "--size",
+        type=positive_int,
+        default=8_000,
+        help="vocabulary size of the subword model to learn, default: %(default)s",
+    )
     parser.add_argument(
         "--model-from",
         type=Path,
-        help="folder of a pretrained model or its data: use its subwords and its dict.txt",
+        metavar="FOLDER",
+        help="folder of a pretrained model, or of data prepared earlier: use its subword model and "
+        "its dict.txt instead of learning",
     )
     parser.add_argument(
-        "--max-tokens", type=positive, default=510, help="longer single texts are cut there"
+        "--max-tokens",
+        type=positive_int,
+        default=510,
+        help="truncate single texts to this number of subwords; longer pairs are counted but not "
+        "truncated; default: %(default)s",
     )
     parser.add_argument(
-        "--lowercase", action="store_true", help="on by itself where --model-from had it on"
+        "--lowercase",
+        action="store_true",
+        help="convert the text to lower case; implied if the data of --model-from is lower-cased",
     )
     return parser
 
 
 def encoding_of(args: argparse.Namespace) -> Encoding:
-    """The subwords that the arguments ask for."""
+    """Return the subword model that the flags select."""
     folder: Path | None = args.model_from
     if folder is None:
         if args.subwords == "tokenizer":
             raise PrepError(
-                "--subwords tokenizer needs the tokenizer's folder: --model-from FOLDER"
+                "--subwords tokenizer needs the folder of the tokenizer: --model-from FOLDER"
             )
         return Encoding(args.subwords, args.size, args.max_tokens, lowercase=args.lowercase)
-    # The data of a pretrained model (perhaps in shards), or that of another fine-tuning set.
+    # The folder may contain pretraining data, possibly in shards, or another fine-tuning set.
     places = (folder, *shard_folders(folder, 2)[:1], folder / "input0")
-    found = [place / "dict.txt" for place in places if (place / "dict.txt").is_file()]
-    if not found:
+    dictionaries = [place / "dict.txt" for place in places if (place / "dict.txt").is_file()]
+    if not dictionaries:
         raise PrepError(f"{folder / 'dict.txt'} does not exist: --model-from needs it")
-    manifest = read_manifest(folder)
-    manifest = manifest if isinstance(manifest, dict) else {}
-    recipe, model = manifest.get("recipe", {}), manifest.get("model", {})
+    check_dictionary(dictionaries[0])
+    recipe, model = _recorded(folder, "recipe"), _recorded(folder, "model")
     flags = model.get("flags", Encoding.model_flags)
     if (folder / "model.pt").is_file():
-        flags += f" --finetune-from-model {folder / 'model.pt'}"
-    words = "none" in (args.subwords, recipe.get("subwords"))
-    kind, files = ("none", []) if words else given_model(folder)
+        flags += f" --finetune-from-model {shlex.quote(str(folder / 'model.pt'))}"
+    whole_words = "none" in (args.subwords, recipe.get("subwords"))
+    kind, files = ("none", []) if whole_words else find_model(folder)
     return Encoding(
         kind,
         args.size,
         args.max_tokens,
         model=files[0] if files else None,
         files=tuple(files) if kind in ("gpt2", "tokenizer") else (),
-        dictionary=found[0],
+        dictionary=dictionaries[0],
         lowercase=args.lowercase or recipe.get("lowercase", False),
         model_flags=flags,
         two_separators=model.get("two_separators", Encoding.two_separators),
     )
 
 
-def given_model(folder: Path) -> tuple[str, list[Path]]:
-    """Kind and files of the subword model in a folder, or in its folder ``gpt2``, ``tokenizer``."""
+# The types of what ``encoding_of`` reads from the manifest of a model or of prepared data.
+_RECORDED = {
+    "recipe": {"subwords": str, "lowercase": bool},
+    "model": {"flags": str, "two_separators": bool},
+}
+
+
+def _recorded(folder: Path, part: str) -> dict[str, Any]:
+    """Return a part of the manifest in the folder; empty if there is none."""
+    found = (read_manifest(folder) or {}).get(part)
+    if not isinstance(found, dict):
+        # In the data of translation models, "model" is the name of a file.
+        return {}
+    for name, kind in _RECORDED[part].items():
+        if name in found and not isinstance(found[name], kind):
+            raise PrepError(f"{folder / MANIFEST}: {name} in {part} has the wrong type")
+    return found
+
+
+def find_model(folder: Path) -> tuple[str, list[Path]]:
+    """Return kind and files of the subword model in FOLDER, FOLDER/gpt2 or FOLDER/tokenizer."""
     for name in SPM_FILES:
         if (folder / name).is_file():
             return "spm-unigram", [folder / name]
@@ -98,79 +143,85 @@ def given_model(folder: Path) -> tuple[str, list[Path]]:
         if any((place / name).is_file() for name in TOKENIZERS):
             files = [place / name for name in TOKENIZER_FILES if name != "dict.txt"]
             return "tokenizer", [file for file in files if file.is_file()]
-    raise PrepError(f"{folder} has no spm.model, gpt2/, encoder.json with vocab.bpe or tokenizer/")
+    raise PrepError(
+        f"{folder} has no subword model: looked for spm.model, gpt2/, "
+        "encoder.json with vocab.bpe, and tokenizer/"
+    )
 
 
-def first_of(folder: Path, names: Iterable[str]) -> Path:
-    """The file that goes by one of these names."""
+def first_existing(folder: Path, names: Iterable[str]) -> Path:
+    """Return the first of the named files that exists in the folder."""
     names = list(names)
-    found = next((folder / name for name in names if (folder / name).is_file()), None)
-    if found is None:
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
         raise PrepError(f"{folder} has none of: {', '.join(names)}")
-    return found
+    return path
 
 
 def prepare_corpus(
     args: argparse.Namespace,
-    shape: Shape,
+    spec: TaskSpec,
     files: Sequence[Path],
     tables: dict[str, Table],
-    example: Callable[[Any], Example | str],
-    **choices: Any,
+    convert: Callable[[Any], Example | str],
+    **corpus_arguments: Any,
 ) -> None:
-    """Make the output and print what became of the corpus; ``choices`` of the script decide it."""
+    """Create the output folder of a labelled corpus and print a summary.
+
+    ``corpus_arguments`` are recorded in the manifest together with the common arguments.
+    """
     encoding = encoding_of(args)
     arguments = {
-        **asdict(shape),
-        "labels": list(shape.labels),
+        **asdict(spec),
+        "labels": list(spec.labels),
         "splits": list(tables),
         "subwords": encoding.kind,
         "size": args.size if encoding.dictionary is None else None,
         "max_tokens": args.max_tokens,
         "lowercase": encoding.lowercase,
-        **choices,
+        **corpus_arguments,
     }
     model = [x for x in (encoding.model, *encoding.files, encoding.dictionary) if x is not None]
 
     def build(folder: Path) -> dict[str, Any]:
         return finetuning.prepare(
-            tables, example, shape, encoding, folder, args.workers, args.keep_text
+            tables, convert, spec, encoding, folder, args.workers, args.keep_text
         )
 
-    make(args, arguments, [*files, *model], build, finetuning.summary)
+    build_output(args, arguments, [*files, *model], build, finetuning.summary)
 
 
 def remotes_at(address: str, **files: tuple[str, str]) -> dict[str, Remote]:
-    """The files of the splits at one address: (name, checksum) by split."""
+    """Return the files of the splits at one address; each is given as (name, checksum)."""
     return {split: Remote(f"{address}/{name}", sum_) for split, (name, sum_) in files.items()}
 
 
 def prepare_files(
     documentation: str,
     argv: Sequence[str] | None,
-    shape: Shape,
+    spec: TaskSpec,
     remotes: dict[str, Remote],
     read: Callable[[TextFile, Report], Iterable[Any]],
-    example: Callable[[Any], Example | str],
+    convert: Callable[[Any], Example | str],
 ) -> None:
-    """All of a script whose corpus is one file a split."""
+    """Run a whole script for a corpus with one file per split."""
     args = parser_for(documentation).parse_args(argv)
-    files = sources(list(remotes.values()), args)
+    files = source_files(list(remotes.values()), args)
     tables = {split: partial(read, TextFile(files[r.name])) for split, r in remotes.items()}
-    prepare_corpus(args, shape, list(files.values()), tables, example)
+    prepare_corpus(args, spec, list(files.values()), tables, convert)
 
 
 def prepare_archive(
     documentation: str,
     argv: Sequence[str] | None,
-    shape: Shape,
+    spec: TaskSpec,
     remote: Remote,
     members: dict[str, str],
     read: Callable[[TextFile, Report], Iterable[Any]],
-    example: Callable[[Any], Example | str],
+    convert: Callable[[Any], Example | str],
 ) -> None:
-    """All of a script whose corpus is one archive with a member a split."""
+    """Run a whole script for a corpus that is one archive with one member per split."""
     args = parser_for(documentation).parse_args(argv)
-    archive = sources([remote], args)[remote.name]
+    archive = source_files([remote], args)[remote.name]
     tables = {split: partial(read, TextFile(archive, name)) for split, name in members.items()}
-    prepare_corpus(args, shape, [archive], tables, example)
+    prepare_corpus(args, spec, [archive], tables, convert)

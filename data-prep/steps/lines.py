@@ -1,7 +1,7 @@
-"""Lines of text files as they are in the wild: compressed, in archives, with bytes that mislead.
+"""Read the lines of text files that may be compressed, inside archives or partly damaged.
 
-Only a line feed ends a line. Everything that would shift one side of a parallel corpus against the
-other is either mended and counted, or an error that names the file; nothing is dropped silently.
+Only a line feed ends a line. A problem that could misalign the two sides of a parallel corpus is
+either repaired and counted, or raises an error that names the file. Nothing is dropped silently.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import gzip
 import io
 import lzma
 import re
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -27,14 +28,15 @@ _BOM = b"\xef\xbb\xbf"
 _OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _DAMAGE = (EOFError, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError)
 
-# str.splitlines and many readers end a line at these too; inside a sentence they are spaces.
-_LINE_ENDS = re.compile("[\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029]")
+# Characters at which str.splitlines and many other readers also end a line. They are replaced by
+# spaces.
+_OTHER_LINE_ENDS = re.compile("[\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029]")
 _SEGMENT = re.compile(r'<seg id="[0-9]*">\s*|\s*</seg>\s*')
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """A text file by itself (perhaps compressed) or as a member of a zip or tar archive."""
+    """A text file, which may be compressed, or a text file inside a zip or tar archive."""
 
     path: Path
     member: str | None = None
@@ -45,15 +47,15 @@ class TextFile:
 
 @dataclass
 class Report:
-    """What was found and mended while reading, and what was dropped, by reason."""
+    """Counts of the lines read, the repairs made and the lines or rows dropped, by reason."""
 
     lines: int = 0
-    mended: Counter[str] = field(default_factory=Counter)
+    repaired: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
 
 
 @contextmanager
-def _opened(file: TextFile) -> Iterator[io.BufferedIOBase]:
+def _open(file: TextFile) -> Iterator[io.BufferedIOBase]:
     if not file.path.is_file():
         raise PrepError(f"{file.path} does not exist")
     if file.member is None:
@@ -61,17 +63,19 @@ def _opened(file: TextFile) -> Iterator[io.BufferedIOBase]:
         with opener(file.path, "rb") as stream:
             yield stream
     elif zipfile.is_zipfile(file.path):
-        with zipfile.ZipFile(file.path) as archive, _member(file, archive.open) as stream:
+        with zipfile.ZipFile(file.path) as archive, _open_member(file, archive.open) as stream:
             yield stream
     else:
         with (
             tarfile.open(file.path) as archive,
-            _member(file, archive.extractfile) as stream,
+            _open_member(file, archive.extractfile) as stream,
         ):
             yield stream
 
 
-def _member(file: TextFile, open_member) -> io.BufferedIOBase:
+def _open_member(
+    file: TextFile, open_member: Callable[[str], io.BufferedIOBase | None]
+) -> io.BufferedIOBase:
     try:
         stream = open_member(file.member)
     except KeyError:
@@ -82,50 +86,55 @@ def _member(file: TextFile, open_member) -> io.BufferedIOBase:
 
 
 @contextmanager
-def named_damage(what: object) -> Iterator[None]:
-    """Turn what unpacking and reading raise into one line that names the file."""
+def convert_read_errors(name: object) -> Iterator[None]:
+    """Turn errors of reading and unpacking into a ``PrepError`` that names the file."""
     try:
         yield
     except _DAMAGE as error:
         cause = str(error).splitlines()[0].rstrip(":") if str(error) else type(error).__name__
-        raise PrepError(f"{what} is cut off or damaged: {cause}") from None
+        raise PrepError(f"{name} is truncated or damaged: {cause}") from None
     except zlib.error as error:
-        raise PrepError(f"{what} is damaged: {error}") from None
+        raise PrepError(f"{name} is damaged: {error}") from None
+    except (RuntimeError, UnicodeDecodeError, struct.error, OverflowError) as error:
+        # zipfile raises these for a password, an unknown compression method, or invalid names,
+        # numbers or offsets.
+        raise PrepError(f"{name} cannot be unpacked: {error}") from None
     except OSError as error:
-        raise PrepError(f"{what} cannot be read: {error.strerror or error}") from None
+        raise PrepError(f"{name} cannot be read: {error.strerror or error}") from None
 
 
 def read_raw(file: TextFile) -> Iterator[bytes]:
-    """The lines of a file as bytes, without their line feeds; streamed, however long it is."""
-    with named_damage(file), _opened(file) as stream:
+    """Yield the lines of a file as bytes without their line feeds; the file is streamed."""
+    with convert_read_errors(file), _open(file) as stream:
         for line in stream:
             yield line.removesuffix(b"\n")
 
 
 def read_lines(file: TextFile, report: Report) -> Iterator[str | None]:
-    """``mend_lines`` of a file."""
-    return mend_lines(read_raw(file), report)
+    """Yield the lines of a file, repaired as by ``repair_lines``."""
+    return repair_lines(read_raw(file), report)
 
 
-def mend_lines(raw_lines: Iterable[bytes], report: Report) -> Iterator[str | None]:
-    """Lines as UTF-8; None stands for a line that is not UTF-8, so that sides keep step.
+def repair_lines(raw_lines: Iterable[bytes], report: Report) -> Iterator[str | None]:
+    """Decode the lines of one file; yield None for a line that is not UTF-8.
 
-    A byte order mark, carriage returns and other characters that pass for line ends, and NUL are
-    mended; the report counts the lines where that happened.
+    The None keeps the two sides of a parallel corpus aligned. A byte order mark and NUL bytes are
+    removed, and other characters that some readers take for a line end become spaces. ``report``
+    counts the lines with such repairs.
     """
     for number, raw in enumerate(raw_lines):
         report.lines += 1
-        yield mended(raw, report, first=number == 0)
+        yield repair_line(raw, report, first=number == 0)
 
 
-def mended(raw: bytes, report: Report, first: bool) -> str | None:
-    """One line as ``mend_lines`` gives it; the first of a file may have a byte order mark."""
+def repair_line(raw: bytes, report: Report, first: bool) -> str | None:
+    """Decode and repair one line; only the first line of a file may have a byte order mark."""
     if first and raw.startswith(_BOM):
         raw = raw.removeprefix(_BOM)
-        report.mended["byte order mark"] += 1
+        report.repaired["byte order mark"] += 1
     if b"\x00" in raw:
         raw = raw.replace(b"\x00", b"")
-        report.mended["NUL"] += 1
+        report.repaired["NUL"] += 1
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -133,30 +142,30 @@ def mended(raw: bytes, report: Report, first: bool) -> str | None:
         return None
     if text.endswith("\r"):
         text = text.removesuffix("\r")
-        report.mended["CR at the line end"] += 1
-    if _LINE_ENDS.search(text):
-        text = _LINE_ENDS.sub(" ", text)
-        report.mended["other line ends inside a line"] += 1
+        report.repaired["CR at the line end"] += 1
+    if _OTHER_LINE_ENDS.search(text):
+        text = _OTHER_LINE_ENDS.sub(" ", text)
+        report.repaired["other line ends inside a line"] += 1
     return text
 
 
 def read_pairs(source: TextFile, target: TextFile, report: Report) -> Iterator[tuple[str, str]]:
-    """Pairs of a parallel corpus. Sides of unequal length are an error, never a misalignment."""
+    """Yield the sentence pairs of a parallel corpus; raise an error if the line counts differ."""
     yield from pair_up(source, target, read_lines, report)
 
 
 def read_segments(source: TextFile, target: TextFile, report: Report) -> Iterator[tuple[str, str]]:
-    """Pairs of ``<seg id="...">`` elements, one a line, as in the XML and SGM of test sets.
+    """Yield pairs of ``<seg id="...">`` elements, one per line, from XML and SGM test sets.
 
     Typographic apostrophes become plain ones, as in fairseq's recipes.
     """
-    yield from pair_up(source, target, _segments, report)
+    yield from pair_up(source, target, _read_segments, report)
 
 
-def _segments(file: TextFile, report: Report) -> Iterator[str | None]:
+def _read_segments(file: TextFile, report: Report) -> Iterator[str | None]:
     for line in read_lines(file, report):
         if line is None:
-            yield None  # the other side has its counterpart, if it is a segment at all
+            yield None  # keeps the sides aligned; if it was not a segment, the counts will differ
         elif "<seg id" in line:
             yield _SEGMENT.sub("", line).replace("’", "'").strip()
 
@@ -167,7 +176,7 @@ def pair_up(
     read: Callable[[TextFile, Report], Iterator[str | None]],
     report: Report,
 ) -> Iterator[tuple[str, str]]:
-    """What ``read`` gives of both sides, in step; None on one side drops the pair."""
+    """Yield what ``read`` yields for both files in parallel; None on either side drops the pair."""
     sides = Report(), Report()
     missing = object()
     lines = (read(file, side) for file, side in zip((source, target), sides, strict=True))
@@ -175,7 +184,8 @@ def pair_up(
         if left is missing or right is missing:
             counts = [sum(1 for _ in read(file, Report())) for file in (source, target)]
             raise PrepError(
-                f"{source} has {counts[0]} lines and {target} has {counts[1]}: they do not pair"
+                f"{source} has {counts[0]} lines but {target} has {counts[1]}: "
+                "the two sides of a parallel corpus need the same number of lines"
             )
         report.lines += 1
         if left is None or right is None:
@@ -183,4 +193,4 @@ def pair_up(
         else:
             yield left, right
     for side in sides:
-        report.mended.update(side.mended)
+        report.repaired.update(side.repaired)

@@ -1,8 +1,7 @@
-"""Subword models that are given rather than learnt, and the flags that raw text then needs."""
+"""Ready-made subword models, and the fairseq flags that encode raw text in the same way."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,57 +9,62 @@ from pathlib import Path
 from steps import subwords
 from steps.errors import PrepError
 
-# What a model's folder may hold of its tokenizer; its weights stay where they are.
+# The files of a tokenizer that a model folder may contain; the weights are not copied.
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"),
     *("vocab.json", "merges.txt", *subwords.GPT2_FILES, "dict.txt"),
 )
 
 
-def given_files(kind: str, gpt2: Path | None, tokenizer: Path | None) -> list[Path]:
-    """The files of a given model; none where it is to be learnt."""
-    for flag, folder, wanted in (
+def ready_made_files(kind: str, gpt2: Path | None, tokenizer: Path | None) -> list[Path]:
+    """Return the files of a ready-made subword model; empty if the model has to be learnt.
+
+    ``gpt2`` and ``tokenizer`` are the folders of --gpt2-files and --tokenizer.
+    """
+    for flag, folder, needed_kind in (
         ("--gpt2-files", gpt2, "gpt2"),
         ("--tokenizer", tokenizer, "tokenizer"),
     ):
-        if folder is not None and kind != wanted:
-            raise PrepError(f"{flag} goes with --subwords {wanted}, not with {kind}")
+        if folder is not None and kind != needed_kind:
+            raise PrepError(f"{flag} needs --subwords {needed_kind}, but --subwords is {kind}")
     if kind == "tokenizer":
         if tokenizer is None:
-            raise PrepError("--subwords tokenizer needs --tokenizer DIR")
+            raise PrepError("--subwords tokenizer needs --tokenizer FOLDER")
         subwords.load_tokenizer(tokenizer)
-        return _present(tokenizer, TOKENIZER_FILES)
+        return _existing(tokenizer, TOKENIZER_FILES)
     if kind == "gpt2" and gpt2 is not None:
         for name in subwords.GPT2_FILES:
             if not (gpt2 / name).is_file():
                 raise PrepError(f"{gpt2 / name} does not exist")
-        return _present(gpt2, (*subwords.GPT2_FILES, "dict.txt"))
+        return _existing(gpt2, (*subwords.GPT2_FILES, "dict.txt"))
     return []
 
 
-def _present(folder: Path, names: Sequence[str]) -> list[Path]:
+def _existing(folder: Path, names: Sequence[str]) -> list[Path]:
     return [folder / name for name in names if (folder / name).is_file()]
 
 
-def copy_given(files: Sequence[Path], folder: Path) -> None:
+def copy_model(files: Sequence[Path], folder: Path) -> None:
+    """Copy the files of a subword model into a new folder."""
     folder.mkdir()
     for file in files:
         shutil.copyfile(file, folder / file.name)
 
 
 def raw_text_flags(kind: str, name: str | None, model: Path | None) -> str:
-    """fairseq's flags that cut raw text as the data is cut; ``{out}`` stands for the output."""
+    """Return fairseq's flags to encode raw text like the data; ``{out}`` is the output folder."""
     if name is None or model is None:
         return ""
-    place = f"{{out}}/{name}"
+    location = f"{{out}}/{name}"
     if kind == "gpt2":
-        encoder, merges = (f"{place}/{file}" for file in subwords.GPT2_FILES)
+        encoder, merges = (f"{location}/{file}" for file in subwords.GPT2_FILES)
         return f"--bpe gpt2 --gpt2-encoder-json {encoder} --gpt2-vocab-bpe {merges}"
     if kind.startswith("spm-"):
-        return f"--bpe sentencepiece --sentencepiece-model {place}"
+        return f"--bpe sentencepiece --sentencepiece-model {location}"
     if (model / "vocab.txt").is_file():
-        config = model / "tokenizer_config.json"
-        options = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-        cased = "" if options.get("do_lower_case", True) else " --bpe-cased"
-        return f"--bpe bert --bpe-vocab-file {place}/vocab.txt{cased}"
-    return f"no --bpe of fairseq writes these tokens; cut it with the tokenizer in {place}"
+        cased = "" if subwords.is_lowercase(model) else " --bpe-cased"
+        return f"--bpe bert --bpe-vocab-file {location}/vocab.txt{cased}"
+    return (
+        "none, because fairseq's --bpe has no such kind; split the text with the tokenizer in "
+        f"{location}"
+    )

@@ -1,14 +1,14 @@
-"""Lines of subwords as fairseq's tasks for running text read them: sentences, or full blocks."""
+"""Write lines of subwords in the layouts that fairseq's tasks read: sentences or full blocks."""
 
 from __future__ import annotations
 
 from typing import Protocol, TextIO
 
-SEPARATOR = "</s>"  # fairseq's end of sentence; in a text it is looked up like any other symbol
+SEPARATOR = "</s>"  # fairseq's end-of-sentence symbol, which fairseq also encodes inside a text
 
 
 class Packer(Protocol):
-    """Writes one set; ``rows`` are the lines that hold text."""
+    """Writes the text of one split; ``rows`` counts the non-blank lines written."""
 
     rows: int
 
@@ -19,54 +19,58 @@ class Packer(Protocol):
     def close(self) -> None: ...
 
 
-class Sentences:
-    """A sentence a line, a blank line between documents: for ``complete`` and ``complete_doc``."""
+class SentencePacker:
+    """Writes one sentence per line and a blank line between documents.
+
+    fairseq reads this layout with ``--sample-break-mode complete`` or ``complete_doc``.
+    """
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._between = False
+        self._new_document = False
         self.rows = 0
 
     def line(self, text: str) -> None:
-        if self._between:
+        if self._new_document:
             self._file.write("\n")
-            self._between = False
+            self._new_document = False
         self._file.write(text + "\n")
         self.rows += 1
 
     def end_document(self) -> None:
-        self._between = self.rows > 0
+        self._new_document = self.rows > 0
 
     def close(self) -> None:
         pass
 
 
-class Blocks:
-    """Lines of ``size`` subwords, whatever sentence they are from: for ``eos``.
+class BlockPacker:
+    """Writes lines of exactly ``size`` subwords, across sentence and document boundaries.
 
-    Only the last line of a set is shorter. A document that starts a line needs no separator in
-    front: fairseq ends every line with one.
+    fairseq reads this layout with ``--sample-break-mode eos``. Only the last line may be shorter. A
+    separator is written between two documents, except where a document starts a line, because
+    fairseq ends every line with a separator.
     """
 
     def __init__(self, file: TextIO, size: int) -> None:
         self._file = file
         self._size = size
         self._tokens: list[str] = []
-        self._between = False
+        self._new_document = False
         self.rows = 0
 
     def line(self, text: str) -> None:
-        if self._between and self._tokens:
+        if self._new_document and self._tokens:
             self._tokens.append(SEPARATOR)
             self._flush()
-        self._between = False
+        self._new_document = False
         self._tokens.extend(text.split())
         self._flush()
 
-    def _flush(self, least: int = 0) -> None:
-        least = least or self._size
+    def _flush(self, min_tokens: int = 0) -> None:
+        min_tokens = min_tokens or self._size
         start = 0
-        while len(self._tokens) - start >= least:
+        while len(self._tokens) - start >= min_tokens:
             self._write(self._tokens[start : start + self._size])
             start += self._size
         del self._tokens[:start]
@@ -76,7 +80,7 @@ class Blocks:
         self.rows += 1
 
     def end_document(self) -> None:
-        self._between = True
+        self._new_document = True
 
     def close(self) -> None:
-        self._flush(least=1)
+        self._flush(min_tokens=1)

@@ -1,9 +1,9 @@
-"""Running text from documents to the data of fairseq's masked_lm and language_modeling tasks."""
+"""Turn documents into the data of fairseq's masked_lm and language_modeling tasks."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,40 +15,40 @@ from tqdm import tqdm
 
 from steps import models, subwords
 from steps.binary import binarise_text, build_dictionary, count_tokens, write_dictionary
-from steps.command import OneLineParser, common_parser, make, positive
-from steps.documents import Document, Seen, sentence_splitter, tidy
+from steps.documents import Document, SeenHashes, sentence_splitter, strip_lines
 from steps.duplicates import fingerprint
 from steps.errors import PrepError
 from steps.lines import Report
-from steps.manifest import distinct_names
-from steps.packing import Blocks, Packer, Sentences
+from steps.packing import BlockPacker, Packer, SentencePacker
 from steps.parallel import map_chunks
 from steps.translation import shard_folders
 
-Corpus = dict[str, tuple[Iterable[Document], Report]]  # train first
+Corpus = dict[str, tuple[Iterable[Document], Report]]  # by split; train comes first
 FORMATS = ("sentence", "block")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How documents become lines of subwords."""
+    """The settings by which documents are converted to lines of subwords."""
 
     format: str = "sentence"
-    block_tokens: int = 510  # with <s> and </s> the 512 of RoBERTa
+    block_tokens: int = 510  # RoBERTa's 512 without <s> and </s>
     split_sentences: bool = True
     subwords: str = "spm-unigram"
     size: int = 32_000
-    coverage: float = 0.9999  # of the characters; those of all the world's scripts would fill it
+    # Share of the text's characters that sentencepiece's model must contain. With 1, the rare
+    # characters of all scripts would fill the model.
+    coverage: float = 0.9999
     shards: int = 1
     lowercase: bool = False
     min_chars: int = 1
-    valid_share: float = 0.0  # of the training documents
+    valid_share: float = 0.0  # share of the training documents
     keep_duplicates: bool = False
 
 
 @dataclass
-class Figures:
-    """What became of the documents of one split."""
+class SplitStats:
+    """Numbers of documents, rows and dropped lines in one split."""
 
     read: int = 0
     kept: int = 0
@@ -59,164 +59,101 @@ class Figures:
     lost_lines: int = 0
 
 
-def parser_for(description: str, downloads: bool) -> OneLineParser:
-    """The arguments every corpus of running text has."""
-    defaults = Recipe()
-    parser = common_parser(description, downloads)
-    add = parser.add_argument
-    add("--format", choices=FORMATS, default=defaults.format, help="default: %(default)s")
-    add("--block-tokens", type=positive, default=defaults.block_tokens, help="with --format block")
-    add(
-        "--split-sentences",
-        action=argparse.BooleanOptionalAction,
-        default=defaults.split_sentences,
-        help="off: a line is a sentence; blocks need no sentences, they take lines as they are",
-    )
-    add("--subwords", choices=subwords.PRETRAINING_KINDS, default=defaults.subwords)
-    add("--size", type=positive, default=defaults.size, help="pieces to learn")
-    add(
-        "--coverage",
-        type=float,
-        default=defaults.coverage,
-        help="share of the characters that spm knows, default: %(default)s",
-    )
-    add("--gpt2-files", type=Path, help="folder with encoder.json, vocab.bpe, perhaps dict.txt")
-    add("--tokenizer", type=Path, help="folder of a model, with its tokenizer, perhaps dict.txt")
-    add("--shards", type=positive, default=1, help="parts of the training data")
-    add("--lowercase", action="store_true")
-    add("--min-chars", type=positive, default=1, help="shorter documents go")
-    add("--valid-share", type=share, help="of the documents become the valid set, default: 0.01")
-    add("--keep-duplicates", action="store_true", help="documents that occur twice stay")
-    return parser
-
-
-def share(text: str) -> float:
-    number = float(text)
-    if not 0 < number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-    return number
-
-
-def prepare_documents(
-    args: argparse.Namespace,
-    files: dict[str, Sequence[Path]],
-    read: Callable[[], Corpus],
-    **more: Any,
-) -> None:
-    """``make`` for running text; ``files`` of every split, ``more`` arguments of the corpus."""
-    if "valid" in files and args.valid_share is not None:
-        raise PrepError("--valid-share and --valid exclude each other")
-    recipe = Recipe(
-        format=args.format,
-        block_tokens=args.block_tokens,
-        split_sentences=args.split_sentences and args.format == "sentence",
-        subwords=args.subwords,
-        size=args.size,
-        coverage=args.coverage,
-        shards=args.shards,
-        lowercase=args.lowercase,
-        min_chars=args.min_chars,
-        valid_share=0.0 if "valid" in files else args.valid_share or 0.01,
-        keep_duplicates=args.keep_duplicates,
-    )
-    given = models.given_files(args.subwords, args.gpt2_files, args.tokenizer)
-    everything = [*(path for paths in files.values() for path in paths), *given]
-    names = {split: distinct_names(paths) for split, paths in files.items()}
-
-    def build(folder: Path) -> dict[str, Any]:
-        return prepare(read(), recipe, folder, args.workers, given, args.keep_text)
-
-    # The sources' names in order: the same files in other roles are another corpus.
-    decisive = {**asdict(recipe), **more, "files": names, "given_model": bool(given)}
-    make(args, decisive, everything, build, summary)
-
-
-def _chosen(corpus: Corpus, recipe: Recipe, found: dict[str, Figures]) -> Iterator[tuple[str, str]]:
-    """(split, line) of every document that stays, and (split, "") behind its last line."""
-    seen = Seen()
+def _select(
+    corpus: Corpus, recipe: Recipe, stats_by_split: dict[str, SplitStats]
+) -> Iterator[tuple[str, str]]:
+    """Yield (split, line) for the lines of every kept document, and (split, "") at its end."""
+    seen = SeenHashes()
     for source, (documents, _) in corpus.items():
         for document in documents:
-            lines = tidy(document, recipe.lowercase)
+            lines = strip_lines(document, recipe.lowercase)
             key = fingerprint(*lines)
-            # By the hash: the same document lands in the same set, in whatever order they come.
+            # The hash of the document decides, so the order of the documents does not matter.
             held_out = source == "train" and key < recipe.valid_share * 2**64
             split = "valid" if held_out else source
-            figures = found[split]
-            figures.read += 1
+            stats = stats_by_split[split]
+            stats.read += 1
             length = sum(map(len, lines))
             if length < recipe.min_chars:
-                figures.dropped["too short" if length else "empty"] += 1
+                stats.dropped["too short" if length else "empty"] += 1
                 continue
             if source != "train":
-                # Held-out files are judged on all they have: nothing in them is dropped.
-                figures.seen_in_train += key in seen
+                # Validation and test documents that are also in train are counted but kept, because
+                # results must cover the whole set.
+                stats.seen_in_train += key in seen
             elif not seen.add(key):
-                figures.duplicates += 1
+                stats.duplicates += 1
                 if not recipe.keep_duplicates:
-                    figures.dropped["duplicate"] += 1
+                    stats.dropped["duplicate"] += 1
                     continue
-            figures.kept += 1
+            stats.kept += 1
             for line in lines:
                 yield split, line
             yield split, ""
 
 
-def write_text(corpus: Corpus, recipe: Recipe, folder: Path, workers: int) -> dict[str, Figures]:
-    """One text a split: a sentence (or line) a line, a blank line behind every document."""
-    sentence_splitter(recipe.split_sentences)  # a missing library is an error here, not in a worker
+def write_text(corpus: Corpus, recipe: Recipe, folder: Path, workers: int) -> dict[str, SplitStats]:
+    """Write one text file per split: one sentence per line, a blank line after every document."""
+    # Called here once so that a missing library raises its error outside of a worker process.
+    sentence_splitter(recipe.split_sentences)
     splits = list(dict.fromkeys(["train", "valid", *corpus]))
-    found = {split: Figures() for split in splits}
+    stats_by_split = {split: SplitStats() for split in splits}
     with contextlib.ExitStack() as stack:
         files = {
             split: stack.enter_context((folder / split).open("w", encoding="utf-8"))
             for split in splits
         }
-        chosen = _chosen(corpus, recipe, found)
-        work = map_chunks(sentence_splitter, (recipe.split_sentences,), chosen, workers)
-        for split, text in tqdm(work, "lines of documents", leave=False, disable=None):
+        selected = _select(corpus, recipe, stats_by_split)
+        lines = map_chunks(sentence_splitter, (recipe.split_sentences,), selected, workers)
+        for split, text in tqdm(lines, "splitting sentences", leave=False, disable=None):
             files[split].write(text + "\n")
-    for split, figures in found.items():
+    for split, stats in stats_by_split.items():
         needed = recipe.shards if split == "train" else 1
-        if figures.kept < needed:
-            more = f", {needed} shards need as many" if needed > 1 else ""
-            hint = "; name more with --valid or a larger --valid-share" if split == "valid" else ""
+        if stats.kept < needed:
+            limit = f", but {needed} shards need at least {needed}" if needed > 1 else ""
+            hint = ": use --valid or a larger --valid-share" if split == "valid" else ""
             raise PrepError(
-                f"the {split} set has {figures.kept} documents left of {figures.read}{more}{hint}"
+                f"the {split} set has {stats.kept} documents left of {stats.read}{limit}{hint}"
             )
-    return found
+    return stats_by_split
 
 
-def cutter(kind: str, model: Path | None) -> Callable[[list[str]], list[str | None]]:
-    """Subwords of lines; None for the blank line that ends a document."""
-    cut = subwords.applier(kind, model)
+def subword_applier(kind: str, model: Path | None) -> Callable[[list[str]], list[str | None]]:
+    """Return a function that splits lines into subwords and turns blank lines into None."""
+    apply = subwords.applier(kind, model)
 
-    def work(lines: list[str]) -> list[str | None]:
-        found = zip(lines, cut(lines), strict=True)
-        return [" ".join(subwords.plain_pieces(pieces)) if line else None for line, pieces in found]
+    def split(lines: list[str]) -> list[str | None]:
+        pairs = zip(lines, apply(lines), strict=True)
+        return [" ".join(subwords.plain_pieces(pieces)) if line else None for line, pieces in pairs]
 
-    return work
+    return split
 
 
 def pack(
     text: Path, model: Path | None, recipe: Recipe, targets: list[Path], workers: int
 ) -> tuple[int, int]:
-    """Cut a text into subwords, its documents in turn to ``targets``; rows and lines lost."""
+    """Split a text into subwords and distribute its documents over ``targets`` in turn.
+
+    Returns the number of rows written and the number of lines without any subword.
+    """
     lost = 0
     with text.open(encoding="utf-8") as lines, contextlib.ExitStack() as stack:
         files = [stack.enter_context(path.open("w", encoding="utf-8")) for path in targets]
         packers: list[Packer] = [
-            Sentences(file) if recipe.format == "sentence" else Blocks(file, recipe.block_tokens)
+            SentencePacker(file)
+            if recipe.format == "sentence"
+            else BlockPacker(file, recipe.block_tokens)
             for file in files
         ]
-        bare = (line.rstrip("\n") for line in lines)
-        bar = tqdm(bare, desc=f"{text.name}: subwords", leave=False, disable=None)
-        turn = 0
-        for pieces in map_chunks(cutter, (recipe.subwords, model), bar, workers):
+        stripped = (line.rstrip("\n") for line in lines)
+        bar = tqdm(stripped, desc=f"{text.name}: subwords", leave=False, disable=None)
+        current = 0
+        for pieces in map_chunks(subword_applier, (recipe.subwords, model), bar, workers):
             if pieces is None:
-                packers[turn].end_document()
-                turn = (turn + 1) % len(packers)
+                packers[current].end_document()
+                current = (current + 1) % len(packers)
             elif pieces.strip():
-                packers[turn].line(pieces)
+                packers[current].line(pieces)
             else:
                 lost += 1
         for packer in packers:
@@ -225,15 +162,19 @@ def pack(
 
 
 def _dictionary(recipe: Recipe, model: Path | None, text: Path, folder: Path, workers: int) -> Path:
-    """The given model's, or all that the subwords can write, or the words of the training text."""
+    """Return the path of the dictionary.
+
+    It is the dict.txt of a ready-made model if there is one; else it lists all symbols of the
+    subword model, or all words of the training text.
+    """
     path = folder / "dict.txt"
     if model is not None and (model / "dict.txt").is_file():
         return model / "dict.txt"
-    known = subwords.vocabulary(recipe.subwords, model)
-    if known is None:
+    symbols = subwords.vocabulary(recipe.subwords, model)
+    if symbols is None:
         build_dictionary([text], path, workers)
     else:
-        write_dictionary(known, path)
+        write_dictionary(symbols, path)
     return path
 
 
@@ -242,37 +183,39 @@ def prepare(
     recipe: Recipe,
     out: Path,
     workers: int,
-    given: Sequence[Path] = (),
+    model_files: Sequence[Path] = (),
     keep_text: bool = False,
 ) -> dict[str, Any]:
-    """All steps into ``out``; returns the figures of the manifest."""
-    text, cut = out / "text", out / "cut"
-    text.mkdir()
-    cut.mkdir()
-    found = write_text(corpus, recipe, text, workers)
+    """Run all steps, write the data to ``out`` and return the statistics for the manifest."""
+    text_folder, subword_folder = out / "text", out / "cut"
+    text_folder.mkdir()
+    subword_folder.mkdir()
+    stats_by_split = write_text(corpus, recipe, text_folder, workers)
     name = subwords.model_name(recipe.subwords)
     model = None if name is None else out / name
-    if model is not None and given:
-        models.copy_given(given, model)
+    if model is not None and model_files:
+        models.copy_model(model_files, model)
     elif model is not None:
-        # Left to itself, sentencepiece does not look at lines of more than 4,192 bytes.
+        # By default sentencepiece ignores lines of more than 4,192 bytes.
         options = {"max_sentence_length": 1 << 16, "input_sentence_size": 1_000_000}
         options["character_coverage"] = recipe.coverage
-        subwords.learn(recipe.subwords, [text / "train"], recipe.size, model, **options)
+        train = [text_folder / "train"]
+        subwords.learn(recipe.subwords, train, recipe.size, model, **options)
     folders = shard_folders(out, recipe.shards)
     prefixes: list[dict[str, Path]] = [{} for _ in folders]
-    for split, figures in found.items():
-        # fairseq takes the training data of epoch n from folder n, all else from the first.
+    for split, stats in stats_by_split.items():
+        # fairseq reads the training data of epoch n from folder n, and all other data from the
+        # first folder.
         count = len(folders) if split == "train" else 1
         for number in range(count):
-            prefixes[number][split] = cut / f"{split}{number}"
+            prefixes[number][split] = subword_folder / f"{split}{number}"
         targets = [prefixes[number][split] for number in range(count)]
-        figures.rows, figures.lost_lines = pack(text / split, model, recipe, targets, workers)
-    dictionary = _dictionary(recipe, model, text / "train", cut, workers)
+        stats.rows, stats.lost_lines = pack(text_folder / split, model, recipe, targets, workers)
+    dictionary = _dictionary(recipe, model, text_folder / "train", subword_folder, workers)
     for folder, texts in zip(folders, prefixes, strict=True):
         binarise_text(texts, folder, workers, dictionary)
     splits: dict[str, Any] = {}
-    for split, figures in found.items():
+    for split, stats in stats_by_split.items():
         report = corpus[split][1] if split in corpus else Report()
         counts = [
             count_tokens(folder / split, folder / "dict.txt")
@@ -280,47 +223,51 @@ def prepare(
         ]
         tokens, unknown = (sum(column) for column in zip(*counts, strict=True))
         splits[split] = {
-            **vars(figures),
-            "dropped": dict(figures.dropped),
-            "mended": dict(report.mended),
+            **vars(stats),
+            "dropped": dict(stats.dropped),
+            "mended": dict(report.repaired),
             "lines_dropped": dict(report.dropped),
             "tokens": tokens,
             "unknown_rate": round(unknown / max(1, tokens), 6),
         }
     rate = splits["train"]["unknown_rate"]
-    if given and rate > 0.5:
-        raise PrepError(f"{given[0].parent}: its dict.txt does not fit, {rate:.0%} is unknown")
+    if model_files and rate > 0.5:
+        raise PrepError(
+            f"{model_files[0].parent}: its dict.txt does not belong to its tokenizer: "
+            f"{rate:.0%} of the subwords are unknown"
+        )
     if not keep_text:
-        shutil.rmtree(text)
-        shutil.rmtree(cut)
+        shutil.rmtree(text_folder)
+        shutil.rmtree(subword_folder)
     vocabulary = len((folders[0] / "dict.txt").read_text("utf-8").splitlines())
     flags = models.raw_text_flags(recipe.subwords, name, model)
     return {"recipe": asdict(recipe), "splits": splits, "vocabulary": vocabulary, "flags": flags}
 
 
 def summary(manifest: dict[str, Any], out: Path) -> str:
-    """What a user wants to read at the end."""
-    recipe = manifest["recipe"]
+    """Return the text that the script prints at the end."""
+    recipe = manifest["arguments"]
     rows = "sentences" if recipe["format"] == "sentence" else "blocks"
     lines = []
-    for split, figures in manifest["splits"].items():
-        dropped = ", ".join(f"{n} {why}" for why, n in sorted(figures["dropped"].items())) or "none"
-        lines.append(f"{split}: {figures['kept']:,} documents kept, dropped: {dropped}")
-        notes = [f"{figures['rows']:,} {rows}", f"{figures['tokens']:,} tokens"]
-        notes.append(f"{figures['unknown_rate']:.2%} unknown")
-        notes += [f"{n} lines {why}, dropped" for why, n in figures["lines_dropped"].items()]
-        notes += [f"mended: {n} {what}" for what, n in figures["mended"].items()]
-        if figures["lost_lines"]:
-            notes.append(f"{figures['lost_lines']} lines without any subword, dropped")
-        if recipe["keep_duplicates"] and figures["duplicates"]:
-            notes.append(f"{figures['duplicates']} duplicates (kept)")
-        if figures["seen_in_train"]:
-            notes.append(f"{figures['seen_in_train']} documents that are in the training files too")
+    for split, stats in manifest["splits"].items():
+        dropped = ", ".join(f"{n} {why}" for why, n in sorted(stats["dropped"].items())) or "none"
+        lines.append(f"{split}: {stats['kept']:,} documents kept, dropped: {dropped}")
+        notes = [f"{stats['rows']:,} {rows}", f"{stats['tokens']:,} tokens"]
+        notes.append(f"{stats['unknown_rate']:.2%} unknown")
+        notes += [f"dropped {n} lines ({why})" for why, n in stats["lines_dropped"].items()]
+        notes += [f"repaired: {n} × {problem}" for problem, n in stats["mended"].items()]
+        if stats["lost_lines"]:
+            notes.append(f"dropped {stats['lost_lines']} lines (no subword)")
+        if recipe["keep_duplicates"] and stats["duplicates"]:
+            notes.append(f"{stats['duplicates']} duplicates (kept)")
+        if stats["seen_in_train"]:
+            notes.append(f"{stats['seen_in_train']} documents that are also in the training files")
         lines.append(f"  {', '.join(notes)}")
     lines.append(f"vocabulary: {manifest['vocabulary']:,} entries")
     if manifest["flags"]:
-        lines.append(f"raw text: {manifest['flags'].replace('{out}', str(out))}")
-    data = ":".join(map(str, shard_folders(out, recipe["shards"])))
+        flags = manifest["flags"].replace("{out}", str(out))
+        lines.append(f"fairseq's flags to split raw text in the same way: {flags}")
+    data = shlex.quote(":".join(map(str, shard_folders(out, recipe["shards"]))))
     if recipe["format"] == "sentence":
         samples = "--sample-break-mode complete --tokens-per-sample 512"
     else:

@@ -1,51 +1,61 @@
-"""Words and subwords: Moses tokens by sacremoses, BPE by subword-nmt, sentencepiece, GPT-2's BPE,
-or the tokenizer of a pretrained model.
+"""Tokenise text and split it into subwords.
 
-Each ``applier`` returns work for one chunk of lines, to be run on all cores by ``parallel``.
+Words are Moses tokens from sacremoses. Subwords are BPE from subword-nmt, sentencepiece, GPT-2's
+byte-level BPE, or the tokenizer of a pretrained model. ``pair_tokenizer`` and ``applier`` return a
+function for one chunk of lines, which ``parallel.map_chunks`` runs in several workers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+from fairseq_stochattn.core.errors import InputError
+from fairseq_stochattn.core.json_input import read_json
 from steps.errors import PrepError
 
 KINDS = ("bpe", "spm-unigram", "spm-bpe", "none")
 PRETRAINING_KINDS = ("spm-unigram", "spm-bpe", "gpt2", "tokenizer", "none")
 GPT2_FILES = ("encoder.json", "vocab.bpe")
-# fairseq's own four, and what the tokenizers of BERT, RoBERTa and ELECTRA call them.
+# fairseq's four special symbols, and the special symbols of BERT, RoBERTa and ELECTRA.
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
 UNKNOWN = "<unk>"
-Work = Callable[[list[str]], list[str]]
-PairWork = Callable[[list[tuple[str, str]]], list[tuple[str, str]]]
+LONG_WORD = "x" * 999  # WordPiece replaces it by its unknown token
+LineFunction = Callable[[list[str]], list[str]]
+PairFunction = Callable[[list[tuple[str, str]]], list[tuple[str, str]]]
 
 
 def pair_tokenizer(
     languages: tuple[str, str], moses: bool, normalise: bool, split_dashes: bool, lowercase: bool
-) -> PairWork:
-    """Tokenise both sides of pairs: by Moses' rules, escaped as the Perl script escapes, or not."""
-    sides = [_moses(lang, split_dashes) if moses else _fold for lang in languages]
+) -> PairFunction:
+    """Return a function that tokenises both sides of sentence pairs.
+
+    With ``moses``, tokens are split and escaped as by Moses' Perl script. Without ``moses``, runs
+    of spaces become one space.
+    """
+    sides = [
+        _moses_tokenizer(lang, split_dashes) if moses else _collapse_spaces for lang in languages
+    ]
     if normalise:
         sides = [
-            _after(_normaliser(lang), side) for lang, side in zip(languages, sides, strict=True)
+            _compose(_normaliser(lang), side) for lang, side in zip(languages, sides, strict=True)
         ]
 
-    def work(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        found = ((sides[0](source), sides[1](target)) for source, target in pairs)
-        return [(s.lower(), t.lower()) for s, t in found] if lowercase else list(found)
+    def tokenise(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        tokens = ((sides[0](source), sides[1](target)) for source, target in pairs)
+        return [(s.lower(), t.lower()) for s, t in tokens] if lowercase else list(tokens)
 
-    return work
+    return tokenise
 
 
-def _after(first: Callable[[str], str], second: Callable[[str], str]) -> Callable[[str], str]:
+def _compose(first: Callable[[str], str], second: Callable[[str], str]) -> Callable[[str], str]:
     return lambda line: second(first(line))
 
 
-def _moses(language: str, split_dashes: bool) -> Callable[[str], str]:
+def _moses_tokenizer(language: str, split_dashes: bool) -> Callable[[str], str]:
     from sacremoses import MosesTokenizer
 
     moses = MosesTokenizer(lang=language)
@@ -55,31 +65,36 @@ def _moses(language: str, split_dashes: bool) -> Callable[[str], str]:
 
 
 def _normaliser(language: str) -> Callable[[str], str]:
-    """normalize-punctuation.perl, then remove-non-printing-char.perl."""
+    """Return a function that does what two Perl scripts of Moses do, one after the other.
+
+    The scripts are normalize-punctuation.perl and remove-non-printing-char.perl.
+    """
     import regex
     from sacremoses import MosesPunctNormalizer
 
     moses = MosesPunctNormalizer(lang=language)
-    unprinted = regex.compile(r"\p{C}")
-    # The Perl script sees the line feed too, and one of its rules needs a character at the end.
-    return lambda line: unprinted.sub(" ", moses.normalize(line + "\n"))
+    non_printing = regex.compile(r"\p{C}")
+    # A line feed is appended, because the Perl script reads it too and one of its rules matches a
+    # character at the end of the line.
+    return lambda line: non_printing.sub(" ", moses.normalize(line + "\n"))
 
 
-def _fold(line: str) -> str:
+def _collapse_spaces(line: str) -> str:
     return " ".join(line.split())
 
 
 def model_name(kind: str) -> str | None:
-    """File (or folder) that holds a learnt model of this kind."""
+    """Return the name of the file or folder that holds a model of this kind; None for words."""
     return {"bpe": "codes", "gpt2": "gpt2", "tokenizer": "tokenizer", "none": None}.get(
         kind, "spm.model"
     )
 
 
 def learn(kind: str, files: Iterable[Path], size: int, model: Path, **spm: object) -> None:
-    """Learn ``size`` merges (bpe) or pieces (spm, gpt2) on all files together; write ``model``.
+    """Learn a subword model on all files together and write it to ``model``.
 
-    ``spm`` are options of sentencepiece's trainer, for the kinds that it learns.
+    ``size`` is the number of merges (bpe) or the vocabulary size (spm, gpt2). ``spm`` holds options
+    of sentencepiece's trainer.
     """
     files = list(files)
     if kind == "bpe":
@@ -94,41 +109,49 @@ def learn(kind: str, files: Iterable[Path], size: int, model: Path, **spm: objec
 
 
 def _learn_gpt2(files: list[Path], size: int, folder: Path) -> None:
-    """Byte-level BPE, written under the names that fairseq's ``--bpe gpt2`` reads."""
+    """Learn byte-level BPE and write it under the names that fairseq's ``--bpe gpt2`` reads."""
     from tokenizers import ByteLevelBPETokenizer
 
     learner = ByteLevelBPETokenizer()
     learner.train([str(file) for file in files], vocab_size=size, show_progress=False)
     folder.mkdir()
-    vocabulary, merges = learner.save_model(str(folder))
-    Path(vocabulary).rename(folder / GPT2_FILES[0])
+    vocabulary_file, merges = learner.save_model(str(folder))
+    Path(vocabulary_file).rename(folder / GPT2_FILES[0])
     Path(merges).rename(folder / GPT2_FILES[1])
 
 
 def _learn_sentencepiece(
-    kind: str, files: list[Path], size: int, model: Path, more: dict[str, object]
+    kind: str, files: list[Path], size: int, model: Path, extra_options: dict[str, object]
 ) -> None:
     import sentencepiece
 
     options = {
         "character_coverage": 1.0,
-        # A sample of a large corpus is enough, and memory stays bounded.
+        # A sample of a large corpus is enough and keeps memory bounded.
         "input_sentence_size": 5_000_000,
         "shuffle_input_sentence": True,
         "minloglevel": 2,
-        **more,
+        **extra_options,
     }
+    # Given file names, the trainer would store them in the model. They contain the name of the
+    # temporary output folder, so the same data would give a different model file in every run.
+    lines = (line.rstrip("\n") for line in _lines_of(files))
+    learnt = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            input=[str(file) for file in files],
-            model_prefix=str(model.with_suffix("")),
+            sentence_iterator=lines,
+            model_writer=learnt,
             vocab_size=size,
             model_type=kind.removeprefix("spm-"),
             **options,
         )
     except RuntimeError as error:
         cause = str(error).strip().splitlines()[-1]
-        raise PrepError(f"sentencepiece cannot learn {size} pieces: {cause}") from None
+        raise PrepError(f"sentencepiece cannot learn --size {size} pieces: {cause}") from None
+    model.write_bytes(learnt.getvalue())
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=learnt.getvalue())
+    rows = (f"{pieces.id_to_piece(n)}\t{pieces.get_score(n):g}\n" for n in range(len(pieces)))
+    model.with_suffix(".vocab").write_text("".join(rows), encoding="utf-8")
 
 
 def _lines_of(files: Iterable[Path]) -> Iterator[str]:
@@ -137,10 +160,10 @@ def _lines_of(files: Iterable[Path]) -> Iterator[str]:
             yield from lines
 
 
-def applier(kind: str, model: Path | None) -> Work:
-    """Cut lines into subwords with a learnt or given model; pieces are joined by spaces."""
+def applier(kind: str, model: Path | None) -> LineFunction:
+    """Return a function that splits lines into subwords and joins the subwords by spaces."""
     if kind == "none":
-        return lambda lines: [_fold(line) for line in lines]
+        return lambda lines: [_collapse_spaces(line) for line in lines]
     if kind == "bpe":
         from subword_nmt.apply_bpe import BPE
 
@@ -150,41 +173,43 @@ def applier(kind: str, model: Path | None) -> Work:
     if kind in ("gpt2", "tokenizer"):
         tokenizer = load_tokenizer(model)
 
-        def cut(lines: list[str]) -> list[str]:
-            found = tokenizer.encode_batch(lines, add_special_tokens=False)
-            # fairseq's --bpe gpt2 writes numbers, and RoBERTa's dict.txt holds them.
-            return [" ".join(map(str, x.ids) if kind == "gpt2" else x.tokens) for x in found]
+        def apply(lines: list[str]) -> list[str]:
+            encodings = tokenizer.encode_batch(lines, add_special_tokens=False)
+            # fairseq's --bpe gpt2 writes token numbers, and RoBERTa's dict.txt lists numbers.
+            return [" ".join(map(str, x.ids) if kind == "gpt2" else x.tokens) for x in encodings]
 
-        return cut
-    import sentencepiece
-
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    return lambda lines: [" ".join(cut) for cut in pieces.encode(lines, out_type=str)]
+        return apply
+    processor = load_sentencepiece(model)
+    return lambda lines: [" ".join(pieces) for pieces in processor.encode(lines, out_type=str)]
 
 
 def plain_pieces(pieces: str) -> list[str]:
-    """A text that spells ``</s>`` or ``[MASK]`` does not mean fairseq's symbols: unknown."""
-    found = pieces.split()
+    """Split a line at its spaces and replace special symbols by ``<unk>``.
+
+    In a text, ``</s>`` or ``[MASK]`` stands for these characters, not for a special symbol.
+    """
+    plain = pieces.split()
     if "<" not in pieces and "[" not in pieces:
-        return found
-    return [UNKNOWN if piece in SPECIAL else piece for piece in found]
+        return plain
+    return [UNKNOWN if piece in SPECIAL else piece for piece in plain]
 
 
-def load_tokenizer(folder: Path):
-    """The tokenizer in a model's folder, in whichever of the usual files it is; for whole lines."""
+def load_tokenizer(folder: Path) -> Any:
+    """Load the tokenizer of a model folder from any of the usual files, without truncation."""
     try:
         tokenizer = _read_tokenizer(folder)
-    except PrepError:
+        tokenizer.encode(LONG_WORD)  # fails here if there is no unknown token
+    except (PrepError, ModuleNotFoundError):
         raise
     except Exception as error:  # the library raises bare Exceptions
         raise PrepError(f"{folder}: its tokenizer cannot be read: {error}") from None
-    # Some are saved with the lengths of their last use.
+    # Some tokenizers are saved with the truncation and padding of their last use.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def _read_tokenizer(folder: Path):
+def _read_tokenizer(folder: Path) -> Any:
     import tokenizers
 
     if (folder / "tokenizer.json").is_file():
@@ -194,26 +219,49 @@ def _read_tokenizer(folder: Path):
             files = [str(folder / name) for name in names]
             return tokenizers.ByteLevelBPETokenizer.from_file(*files)
     if (folder / "vocab.txt").is_file():
-        config = folder / "tokenizer_config.json"
-        options = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-        lower = options.get("do_lower_case", True)
-        return tokenizers.BertWordPieceTokenizer(str(folder / "vocab.txt"), lowercase=lower)
+        path = str(folder / "vocab.txt")
+        return tokenizers.BertWordPieceTokenizer(path, lowercase=is_lowercase(folder))
     raise PrepError(f"{folder} has no tokenizer.json, vocab.txt, vocab.json or encoder.json")
 
 
-def vocabulary(kind: str, model: Path | None) -> list[str] | None:
-    """All symbols that a model can write, in its own order, for a dictionary that knows them all.
+def is_lowercase(folder: Path) -> bool:
+    """Return whether a WordPiece tokenizer converts to lower case, by its tokenizer_config.json."""
+    path = folder / "tokenizer_config.json"
+    try:
+        options = read_json(path) if path.is_file() else {}
+    except InputError as error:
+        raise PrepError(str(error)) from None
+    lower = options.get("do_lower_case", True) if isinstance(options, dict) else None
+    if not isinstance(lower, bool):
+        raise PrepError(f"{path}: do_lower_case must be true or false")
+    return lower
 
-    None where the text itself decides: subword-nmt and plain words.
+
+def load_sentencepiece(model: Path) -> Any:
+    """Load a sentencepiece model."""
+    import sentencepiece
+
+    try:
+        pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
+        for number in range(len(pieces)):
+            pieces.id_to_piece(number)  # fails here if a piece is not UTF-8
+        return pieces
+    except (RuntimeError, OSError, UnicodeDecodeError) as error:
+        cause = (str(error).strip().splitlines() or ["unknown format"])[-1]
+        raise PrepError(f"{model} is not a sentencepiece model: {cause}") from None
+
+
+def vocabulary(kind: str, model: Path | None) -> list[str] | None:
+    """Return all symbols that a subword model can write, in the order of the model.
+
+    Returns None for subword-nmt and plain words, where the training text determines the symbols.
     """
     if kind in ("bpe", "none"):
         return None
     if kind in ("gpt2", "tokenizer"):
-        found = load_tokenizer(model).get_vocab()
-        ordered = sorted((n, token) for token, n in found.items() if token not in SPECIAL)
+        numbers = load_tokenizer(model).get_vocab()
+        ordered = sorted((n, token) for token, n in numbers.items() if token not in SPECIAL)
         return [str(n) if kind == "gpt2" else token for n, token in ordered]
-    import sentencepiece
-
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    pieces = load_sentencepiece(model)
     ids = (n for n in range(len(pieces)) if not (pieces.is_control(n) or pieces.is_unknown(n)))
     return [pieces.id_to_piece(n) for n in ids]

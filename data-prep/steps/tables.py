@@ -1,13 +1,12 @@
-"""Rows of tables as streams: tab- and comma-separated values, JSON, CoNLL; and splits by hash.
+"""Read rows of tables as streams (TSV, CSV, JSON, CoNLL), and split a table by hash.
 
-A reader gets a file and a report. A row that cannot be used is counted there with its reason and
-left out; damage that could shift one row into the next is an error that names file and line.
+Each reader takes a file and a ``Report``. A row that cannot be used is dropped and counted in the
+report with its reason. Damage that could mix two rows raises an error that names the file and line.
 """
 
 from __future__ import annotations
 
 import csv
-import json
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -15,29 +14,35 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from fairseq_stochattn.core.json_input import parse_json
 from steps.duplicates import fingerprint
 from steps.errors import PrepError
-from steps.lines import Report, TextFile, mend_lines, named_damage, read_lines, read_raw
+from steps.lines import Report, TextFile, convert_read_errors, read_lines, read_raw, repair_lines
 
 Table = Callable[[Report], Iterable[Any]]
 WRONG_COLUMNS = "wrong number of columns"
-OPEN_LINES = 1_000  # lines that one quoted record may span
+MAX_RECORD_LINES = 1_000  # lines that one quoted CSV record may span
 
 
 def read_tsv(
-    file: TextFile, report: Report, key: str, names: tuple[str, ...] = (), more: int = 0
+    file: TextFile,
+    report: Report,
+    key: str,
+    names: tuple[str, ...] = (),
+    extra_columns: int = 0,
 ) -> Iterator[dict[str, str]]:
-    """Rows by column name. Quotes mean nothing: in GLUE's files they are text, often unpaired.
+    """Yield the rows as dictionaries by column name.
 
-    The first line is a header where one of its cells is ``key``; else the columns are ``names``,
-    and ``more`` columns may follow them.
+    The first line is a header if one of its cells is ``key``. Otherwise the columns are ``names``,
+    which up to ``extra_columns`` unnamed columns may follow. Quotes are ordinary characters,
+    because GLUE's files contain unpaired quotes.
     """
     lines = read_lines(file, report)
     first = next(lines, None)
     if first is None:
-        raise PrepError(f"{file} is empty or begins with bytes that are not UTF-8")
+        raise PrepError(f"{file} is empty or its first line is not UTF-8")
     if key in first.split("\t"):
-        names, more = tuple(first.split("\t")), 0
+        names, extra_columns = tuple(first.split("\t")), 0
     elif names:
         lines = chain([first], lines)
     else:
@@ -46,7 +51,7 @@ def read_tsv(
         if line is None:
             continue
         cells = line.split("\t")
-        if 0 <= len(cells) - len(names) <= more:
+        if 0 <= len(cells) - len(names) <= extra_columns:
             yield dict(zip(names, cells, strict=False))
         else:
             report.dropped[WRONG_COLUMNS] += 1
@@ -55,7 +60,10 @@ def read_tsv(
 def read_csv(
     file: TextFile, report: Report, names: tuple[str, ...] = ()
 ) -> Iterator[dict[str, str]]:
-    """Rows by column name, with quotes; the first line is a header unless ``names`` are given."""
+    """Yield the rows as dictionaries by column name.
+
+    Quoted cells may span lines. The first line is a header unless ``names`` are given.
+    """
     for record in _csv_records(file, report):
         try:
             cells = next(csv.reader([record], strict=True), [])
@@ -71,46 +79,51 @@ def read_csv(
 
 
 def _csv_records(file: TextFile, report: Report) -> Iterator[str]:
-    """Lines put together until their quotes are closed."""
-    waiting: list[str] = []
+    """Join lines until their quotes are closed."""
+    record: list[str] = []
     for line in read_lines(file, report):
-        if line is None and not waiting:
+        if line is None and not record:
             continue
-        if line is None or len(waiting) == OPEN_LINES:
-            start = report.lines - len(waiting)
-            raise PrepError(f"{file}: line {start} opens a quote that nothing readable closes")
-        waiting.append(line)
-        if sum(part.count('"') for part in waiting) % 2 == 0:
-            yield "\n".join(waiting)
-            waiting = []
-    if waiting:
-        start = report.lines - len(waiting) + 1
-        raise PrepError(f"{file}: line {start} opens a quote that is never closed")
+        if line is None or len(record) == MAX_RECORD_LINES:
+            start = report.lines - len(record)
+            cause = (
+                f"line {report.lines} is not UTF-8"
+                if line is None
+                else f"it spans more than {MAX_RECORD_LINES:,} lines"
+            )
+            raise PrepError(f"{file}: the quote opened in line {start} cannot be read: {cause}")
+        record.append(line)
+        if sum(part.count('"') for part in record) % 2 == 0:
+            yield "\n".join(record)
+            record = []
+    if record:
+        start = report.lines - len(record) + 1
+        raise PrepError(f"{file}: the quote opened in line {start} is never closed")
 
 
 def read_json_lines(file: TextFile, report: Report) -> Iterator[dict[str, Any]]:
-    """One object a line."""
+    """Yield the JSON objects of a file with one object per line."""
     for line in read_lines(file, report):
         if line is None or not line.strip():
             continue
         try:
-            yield json.loads(line)
+            yield parse_json(line)
         except ValueError:
             report.dropped["not JSON"] += 1
 
 
 def read_json(file: TextFile) -> Any:
-    """A file that is one JSON value; for small corpora only, as all of it is held in memory."""
+    """Return the single JSON value of a file; the whole file is read into memory."""
     try:
-        return json.loads(b"\n".join(read_raw(file)))
+        return parse_json(b"\n".join(read_raw(file)))
     except ValueError as error:
-        raise PrepError(f"{file} is not JSON: {error}") from None
+        raise PrepError(f"{file} {error}") from None
 
 
 def read_conll(file: TextFile, report: Report) -> Iterator[tuple[list[str], list[str]]]:
-    """Words and tags of sentences: the word in the first column, the tag in the last.
+    """Yield the words and tags of sentences; words are in the first column, tags in the last.
 
-    A line that cannot be used drops its whole sentence: without it, tags would move to other words.
+    An unusable line drops its whole sentence, because the tags would move to other words.
     """
     words: list[str] = []
     tags: list[str] = []
@@ -135,37 +148,46 @@ def read_conll(file: TextFile, report: Report) -> Iterator[tuple[list[str], list
 def read_members(
     archive: Path, report: Report, wanted: Callable[[str], object]
 ) -> Iterator[tuple[str, str]]:
-    """Name and text of the wanted files of a tar archive of many, in one pass."""
-    with named_damage(archive), tarfile.open(archive, "r|*") as members:
+    """Yield name and text of those files of a tar archive whose names are wanted, in one pass."""
+    with convert_read_errors(archive), _open_tar(archive) as members:
         for member in members:
             if member.isfile() and wanted(member.name):
                 raw = members.extractfile(member).read()
-                text = list(mend_lines(raw.split(b"\n"), report))
+                text = list(repair_lines(raw.split(b"\n"), report))
                 if None not in text:
                     yield member.name, " ".join(text)
 
 
-def concatenated(tables: Iterable[Table]) -> Table:
-    """Tables one after the other."""
+def _open_tar(archive: Path) -> tarfile.TarFile:
+    try:
+        return tarfile.open(archive, "r|*")
+    except TypeError:  # tarfile takes ord() of the bytes of a gzip header, even if they are missing
+        raise PrepError(f"{archive} is truncated: its gzip header ends early") from None
+
+
+def concatenate(tables: Iterable[Table]) -> Table:
+    """Return a table with the rows of all tables, in order."""
     tables = list(tables)
     return lambda report: chain.from_iterable(table(report) for table in tables)
 
 
-def carved(table: Table, key: Callable[[Any], str], shares: dict[str, int]) -> dict[str, Table]:
-    """Splits for a table that has none: ``shares`` of 1,000 rows, the others are ``train``.
+def split_by_hash(
+    table: Table, key: Callable[[Any], str], shares: dict[str, int]
+) -> dict[str, Table]:
+    """Split a table: ``shares`` are the rows per 1,000 for each split, the rest is ``train``.
 
-    The hash of ``key(row)`` decides, so rows with the same key stay together and every run splits
-    alike. What could not be read is counted once, for ``train``.
+    The hash of ``key(row)`` decides, so rows with the same key are in the same split, and every run
+    gives the same splits. Rows that cannot be read are counted once, in ``train``.
     """
     bounds: dict[str, range] = {}
     for split, share in shares.items():
         start = max((bound.stop for bound in bounds.values()), default=0)
         bounds[split] = range(start, start + share)
 
-    def part(split: str, report: Report) -> Iterator[Any]:
+    def rows_of(split: str, report: Report) -> Iterator[Any]:
         for row in table(report if split == "train" else Report()):
             bucket = fingerprint(key(row)) % 1_000
             if next((name for name, bound in bounds.items() if bucket in bound), "train") == split:
                 yield row
 
-    return {split: partial(part, split) for split in ("train", *shares)}
+    return {split: partial(rows_of, split) for split in ("train", *shares)}

@@ -1,12 +1,18 @@
-"""A parallel corpus from raw pairs to fairseq's binary data: tokens, cleaning, subwords, check."""
+"""Turn the sentence pairs of a parallel corpus into fairseq's binary data.
+
+Steps: tokenise, drop unsuitable pairs, find duplicates and leaked pairs, split into subwords,
+binarise.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +22,7 @@ from steps import subwords
 from steps.binary import binarise_text, build_dictionary, count_tokens
 from steps.errors import PrepError
 from steps.lines import Report
-from steps.overlap import check, parallel_lines, write, writers
+from steps.overlap import find_overlap, open_writers, parallel_lines, write_lines
 from steps.parallel import map_chunks
 
 Pairs = Iterable[tuple[str, str]]
@@ -26,23 +32,24 @@ MAX_WORD = 1_000  # characters
 
 @dataclass(frozen=True)
 class Recipe:
-    """How text becomes tokens. The defaults are those of fairseq's IWSLT14 recipe."""
+    """The settings by which text is prepared. The defaults are fairseq's IWSLT14 recipe."""
 
     source_lang: str = "de"
     target_lang: str = "en"
     moses: bool = True
-    normalise: bool = False  # Moses' punctuation, and no characters that do not print
-    split_dashes: bool = False  # Moses' "aggressive" tokens: well @-@ known
+    normalise: bool = False  # normalise punctuation as Moses does, remove non-printing characters
+    split_dashes: bool = False  # Moses' aggressive dash splitting: well @-@ known
     lowercase: bool = True
     subwords: str = "bpe"
     size: int = 10_000
     min_tokens: int = 1
     max_tokens: int = 175
-    ratio: float = 1.5  # of the two lengths; 0 asks for none
-    clean_on: str = "tokens"  # or "subwords": what the three limits above count
-    valid_every: int = 0  # every n-th clean training pair becomes the validation set
-    drop_leaked: bool = False  # training pairs that a held-out set has too
+    ratio: float = 1.5  # highest ratio of the two lengths; 0 means no limit
+    clean_on: str = "tokens"  # the unit that the three limits above count: "tokens" or "subwords"
+    valid_every: int = 0  # every n-th clean training pair becomes part of the validation set
+    drop_leaked: bool = False  # drop training pairs that are in the validation or test set
     shards: int = 1
+    first: int = 0  # use only this number of pairs from the start of the training set; 0: all
 
     @property
     def languages(self) -> tuple[str, str]:
@@ -50,8 +57,8 @@ class Recipe:
 
 
 @dataclass
-class Figures:
-    """What became of one split."""
+class SplitStats:
+    """Number of pairs read, kept and dropped (by reason) in one split."""
 
     read: int = 0
     kept: int = 0
@@ -59,7 +66,10 @@ class Figures:
 
 
 def reason_to_drop(source: str, target: str, recipe: Recipe) -> str | None:
-    """Moses' clean-corpus-n: length in tokens, ratio of lengths, words without end."""
+    """Return why a training pair is dropped, or None to keep it.
+
+    The rules are those of Moses' clean-corpus-n.perl: length, ratio of the lengths, longest word.
+    """
     lengths = len(source.split()), len(target.split())
     if min(lengths) < recipe.min_tokens:
         return "empty or too short"
@@ -74,70 +84,85 @@ def reason_to_drop(source: str, target: str, recipe: Recipe) -> str | None:
     return None
 
 
-def write_tokens(split: str, pairs: Pairs, recipe: Recipe, folder: Path, workers: int) -> Figures:
-    """Tokenise, clean and write one split."""
-    figures = Figures()
-    # Held-out sets are judged on every sentence they have: only training data is cleaned.
+def write_tokens(
+    split: str, pairs: Pairs, recipe: Recipe, folder: Path, workers: int
+) -> SplitStats:
+    """Tokenise one split, drop unsuitable training pairs, and write the rest to ``folder``."""
+    stats = SplitStats()
+    # Only training data is cleaned, because results must cover all sentences of the validation and
+    # test sets.
     clean = split == "train" and recipe.clean_on == "tokens"
     options = (recipe.moses, recipe.normalise, recipe.split_dashes, recipe.lowercase)
-    found = map_chunks(subwords.pair_tokenizer, (recipe.languages, *options), pairs, workers)
-    with writers(folder / split, recipe.languages) as files:
-        for source, target in tqdm(found, f"{split}: tokens", leave=False, disable=None):
-            figures.read += 1
+    if split == "train" and recipe.first:
+        pairs = islice(pairs, recipe.first)
+    # Built here once so that a missing library raises its error outside of a worker process.
+    subwords.pair_tokenizer(recipe.languages, *options)
+    tokens = map_chunks(subwords.pair_tokenizer, (recipe.languages, *options), pairs, workers)
+    with open_writers(folder / split, recipe.languages) as files:
+        for source, target in tqdm(tokens, f"{split}: tokenising", leave=False, disable=None):
+            stats.read += 1
             reason = reason_to_drop(source, target, recipe) if clean else None
             if reason:
-                figures.dropped[reason] += 1
+                stats.dropped[reason] += 1
                 continue
-            figures.kept += 1
-            write(files, (source + "\n", target + "\n"))
-    if not figures.kept:
-        raise PrepError(f"the {split} set has no sentence left of {figures.read}")
-    return figures
+            stats.kept += 1
+            write_lines(files, (source + "\n", target + "\n"))
+    if not stats.kept:
+        raise PrepError(f"the {split} set is empty: 0 of {stats.read} pairs were kept")
+    return stats
 
 
-def carve_valid(recipe: Recipe, folder: Path) -> tuple[int, int]:
-    """Move every n-th training pair to the validation set; how many stay and how many go."""
+def hold_out_valid(recipe: Recipe, folder: Path) -> tuple[int, int]:
+    """Move every n-th training pair to the validation set; return the sizes of both sets."""
     counts = [0, 0]
     with (
-        writers(folder / "rest", recipe.languages) as rest,
-        writers(folder / "valid", recipe.languages) as valid,
+        open_writers(folder / "rest", recipe.languages) as rest,
+        open_writers(folder / "valid", recipe.languages) as valid,
     ):
         for number, lines in enumerate(parallel_lines(folder / "train", recipe.languages), 1):
-            goes = number % recipe.valid_every == 0
-            counts[goes] += 1
-            write(valid if goes else rest, lines)
+            held_out = number % recipe.valid_every == 0
+            counts[held_out] += 1
+            write_lines(valid if held_out else rest, lines)
     for lang in recipe.languages:
         (folder / f"rest.{lang}").replace(folder / f"train.{lang}")
     if not all(counts):
-        raise PrepError(f"too few training pairs to take every {recipe.valid_every}th for valid")
+        raise PrepError(
+            f"{sum(counts)} training pairs are too few: "
+            f"every {recipe.valid_every}th becomes part of the validation set"
+        )
     return counts[0], counts[1]
 
 
-def clean_subwords(recipe: Recipe, cut: Path, figures: Figures) -> None:
-    """The limits on lengths, where the recipe counts subwords."""
-    with writers(cut / "rest", recipe.languages) as files:
-        for lines in parallel_lines(cut / "train", recipe.languages):
+def drop_by_subwords(recipe: Recipe, subword_folder: Path, stats: SplitStats) -> None:
+    """Drop unsuitable training pairs by their length in subwords."""
+    with open_writers(subword_folder / "rest", recipe.languages) as files:
+        for lines in parallel_lines(subword_folder / "train", recipe.languages):
             if reason := reason_to_drop(*lines, recipe):
-                figures.dropped[reason] += 1
-                figures.kept -= 1
+                stats.dropped[reason] += 1
+                stats.kept -= 1
             else:
-                write(files, lines)
+                write_lines(files, lines)
     for lang in recipe.languages:
-        (cut / f"rest.{lang}").replace(cut / f"train.{lang}")
-    if not figures.kept:
-        raise PrepError(f"the train set has no sentence left of {figures.read}")
+        (subword_folder / f"rest.{lang}").replace(subword_folder / f"train.{lang}")
+    if not stats.kept:
+        raise PrepError(f"the train set is empty: 0 of {stats.read} pairs were kept")
 
 
-def cut_subwords(recipe: Recipe, tokens: Path, cut: Path, out: Path, workers: int) -> str:
-    """Learn subwords on the training text of both sides, apply them to all; name the model."""
+def write_subwords(
+    recipe: Recipe, token_folder: Path, subword_folder: Path, out: Path, workers: int
+) -> str:
+    """Learn subwords on the training text of both languages and split all text into them.
+
+    Returns the file name of the subword model in ``out``.
+    """
     model = out / ("codes" if recipe.subwords == "bpe" else "spm.model")
-    train = [tokens / f"train.{lang}" for lang in recipe.languages]
+    train = [token_folder / f"train.{lang}" for lang in recipe.languages]
     subwords.learn(recipe.subwords, train, recipe.size, model)
-    for file in sorted(tokens.iterdir()):
+    for file in sorted(token_folder.iterdir()):
         arguments = (recipe.subwords, model)
         with (
             file.open(encoding="utf-8") as lines,
-            (cut / file.name).open("w", encoding="utf-8") as target,
+            (subword_folder / file.name).open("w", encoding="utf-8") as target,
         ):
             stripped = (line.rstrip("\n") for line in lines)
             bar = tqdm(stripped, desc=f"{file.name}: subwords", leave=False, disable=None)
@@ -147,50 +172,58 @@ def cut_subwords(recipe: Recipe, tokens: Path, cut: Path, out: Path, workers: in
 
 
 def shard_folders(out: Path, shards: int) -> list[Path]:
-    """Where fairseq reads the parts of the training data from: ``--data a:b:c``."""
+    """Return the folders of the shards, which fairseq-train takes as ``a:b:c``."""
     return [out] if shards == 1 else [out / f"shard{number}" for number in range(shards)]
 
 
-def split_training(recipe: Recipe, cut: Path) -> list[Path]:
-    """The training text in parts, line by line in turn; the prefix of each."""
-    prefixes = [cut / f"train{number}" for number in range(recipe.shards)]
+def split_training(recipe: Recipe, subword_folder: Path) -> list[Path]:
+    """Distribute the training pairs over the shards in turn; return the prefix of each shard."""
+    prefixes = [subword_folder / f"train{number}" for number in range(recipe.shards)]
+    pairs = sum(1 for _ in parallel_lines(subword_folder / "train", recipe.languages))
+    if pairs < recipe.shards:
+        raise PrepError(f"--shards {recipe.shards}: there are only {pairs} training pairs")
     with contextlib.ExitStack() as stack:
-        parts = [stack.enter_context(writers(prefix, recipe.languages)) for prefix in prefixes]
-        for number, lines in enumerate(parallel_lines(cut / "train", recipe.languages)):
-            write(parts[number % recipe.shards], lines)
+        shards = [
+            stack.enter_context(open_writers(prefix, recipe.languages)) for prefix in prefixes
+        ]
+        for number, lines in enumerate(parallel_lines(subword_folder / "train", recipe.languages)):
+            write_lines(shards[number % recipe.shards], lines)
     return prefixes
 
 
-def binarise(recipe: Recipe, cut: Path, out: Path, splits: list[str], workers: int) -> None:
-    """What fairseq-preprocess --joined-dictionary writes, with one dictionary for all shards."""
-    dictionary = cut / "dict.txt"
-    build_dictionary([cut / f"train.{lang}" for lang in recipe.languages], dictionary, workers)
-    prefixes = {split: [cut / split] for split in splits}
+def binarise(
+    recipe: Recipe, subword_folder: Path, out: Path, splits: list[str], workers: int
+) -> None:
+    """Write what fairseq-preprocess --joined-dictionary writes; all shards share a dictionary."""
+    dictionary = subword_folder / "dict.txt"
+    train = [subword_folder / f"train.{lang}" for lang in recipe.languages]
+    build_dictionary(train, dictionary, workers)
+    prefixes = {split: [subword_folder / split] for split in splits}
     if recipe.shards > 1:
-        prefixes["train"] = split_training(recipe, cut)
+        prefixes["train"] = split_training(recipe, subword_folder)
     pair = "-".join(recipe.languages)
     for number, folder in enumerate(shard_folders(out, recipe.shards)):
-        # fairseq reads the held-out sets from the first folder only.
+        # fairseq reads the validation and test sets only from the first folder.
         here = {split: paths[number] for split, paths in prefixes.items() if len(paths) > number}
         for lang in recipe.languages:
             texts = {split: path.with_name(f"{path.name}.{lang}") for split, path in here.items()}
             binarise_text(texts, folder, workers, dictionary, f".{pair}.{lang}")
 
 
-def tokens_of(recipe: Recipe, out: Path, split: str) -> dict[str, Any]:
-    """Tokens on each side of a split, and the share of unknown ones."""
-    found: dict[str, int] = {}
+def token_stats(recipe: Recipe, out: Path, split: str) -> dict[str, Any]:
+    """Return the number of tokens per language in a split, and the share of unknown tokens."""
+    tokens: dict[str, int] = {}
     unknown = 0
     for lang in recipe.languages:
-        found[lang] = 0
+        tokens[lang] = 0
         folders = shard_folders(out, recipe.shards)
         for folder in folders if split == "train" else folders[:1]:
             prefix = folder / f"{split}.{recipe.source_lang}-{recipe.target_lang}.{lang}"
             total, missing = count_tokens(prefix, folder / f"dict.{lang}.txt")
-            found[lang] += total
+            tokens[lang] += total
             unknown += missing
-    rate = unknown / max(1, sum(found.values()))
-    return {"tokens": found, "unknown_rate": round(rate, 6)}
+    rate = unknown / max(1, sum(tokens.values()))
+    return {"tokens": tokens, "unknown_rate": round(rate, 6)}
 
 
 def prepare(
@@ -200,68 +233,70 @@ def prepare(
     workers: int,
     keep_text: bool = False,
 ) -> dict[str, Any]:
-    """All steps into ``out``; returns the figures of the manifest."""
+    """Run all steps, write the data to ``out`` and return the statistics for the manifest."""
     if recipe.subwords not in subwords.KINDS:
-        raise PrepError(f"unknown subwords {recipe.subwords!r}: {', '.join(subwords.KINDS)}")
-    tokens, cut = out / "tokens", out / "cut"
-    tokens.mkdir()
-    cut.mkdir()
-    found = {
-        split: write_tokens(split, pairs, recipe, tokens, workers)
+        raise PrepError(
+            f"unknown kind of subwords {recipe.subwords!r}: use one of {', '.join(subwords.KINDS)}"
+        )
+    token_folder, subword_folder = out / "tokens", out / "cut"
+    token_folder.mkdir()
+    subword_folder.mkdir()
+    stats = {
+        split: write_tokens(split, pairs, recipe, token_folder, workers)
         for split, (pairs, _) in corpus.items()
     }
     if recipe.valid_every:
-        found["train"].kept, held = carve_valid(recipe, tokens)
-        found["valid"] = Figures(read=held, kept=held)
-    names = [split for split in SPLITS if split in found]
-    overlap = check(tokens, names, recipe.languages, recipe.drop_leaked)
+        stats["train"].kept, held_out = hold_out_valid(recipe, token_folder)
+        stats["valid"] = SplitStats(read=held_out, kept=held_out)
+    names = [split for split in SPLITS if split in stats]
+    overlap = find_overlap(token_folder, names, recipe.languages, recipe.drop_leaked)
     if overlap.dropped:
-        found["train"].dropped["in a held-out set"] = overlap.dropped
-        found["train"].kept -= overlap.dropped
+        stats["train"].dropped["in a held-out set"] = overlap.dropped
+        stats["train"].kept -= overlap.dropped
     model = None
     if recipe.subwords == "none":
-        shutil.copytree(tokens, cut, dirs_exist_ok=True)
+        shutil.copytree(token_folder, subword_folder, dirs_exist_ok=True)
     else:
-        model = cut_subwords(recipe, tokens, cut, out, workers)
+        model = write_subwords(recipe, token_folder, subword_folder, out, workers)
     if recipe.clean_on == "subwords":
-        clean_subwords(recipe, cut, found["train"])
-    binarise(recipe, cut, out, names, workers)
+        drop_by_subwords(recipe, subword_folder, stats["train"])
+    binarise(recipe, subword_folder, out, names, workers)
     splits: dict[str, Any] = {}
     for split in names:
         report = corpus[split][1] if split in corpus else Report()
-        found[split].dropped.update(report.dropped)
+        stats[split].dropped.update(report.dropped)
         splits[split] = {
-            "read": found[split].read,
-            "kept": found[split].kept,
-            "dropped": dict(found[split].dropped),
-            "mended": dict(report.mended),
+            "read": stats[split].read,
+            "kept": stats[split].kept,
+            "dropped": dict(stats[split].dropped),
+            "mended": dict(report.repaired),
             "duplicates": overlap.duplicates[split],
             "seen_in_train": overlap.seen_in_train.get(split, 0),
-            **tokens_of(recipe, out, split),
+            **token_stats(recipe, out, split),
         }
     if not keep_text:
-        shutil.rmtree(tokens)
-        shutil.rmtree(cut)
+        shutil.rmtree(token_folder)
+        shutil.rmtree(subword_folder)
     first = shard_folders(out, recipe.shards)[0]
     vocabulary = len((first / f"dict.{recipe.target_lang}.txt").read_text("utf-8").splitlines())
     return {"recipe": asdict(recipe), "splits": splits, "model": model, "vocabulary": vocabulary}
 
 
 def summary(manifest: dict[str, Any], out: Path) -> str:
-    """What a user wants to read at the end."""
+    """Return the text that the script prints at the end."""
     lines = []
-    for split, figures in manifest["splits"].items():
-        dropped = ", ".join(f"{n} {why}" for why, n in sorted(figures["dropped"].items())) or "none"
-        lines.append(f"{split}: {figures['kept']} pairs kept, dropped: {dropped}")
-        notes = [f"{n} lines with {what}" for what, n in figures["mended"].items()]
-        if figures["duplicates"]:
-            notes.append(f"{figures['duplicates']} duplicates (kept)")
-        if figures["seen_in_train"]:
-            notes.append(f"{figures['seen_in_train']} pairs that are in train too")
-        counts = " and ".join(f"{n:,} {lang}" for lang, n in figures["tokens"].items())
-        notes.append(f"{counts} tokens, {figures['unknown_rate']:.2%} unknown")
+    for split, stats in manifest["splits"].items():
+        dropped = ", ".join(f"{n} {why}" for why, n in sorted(stats["dropped"].items())) or "none"
+        lines.append(f"{split}: {stats['kept']} pairs kept, dropped: {dropped}")
+        notes = [f"repaired {n} lines ({problem})" for problem, n in stats["mended"].items()]
+        if stats["duplicates"]:
+            notes.append(f"{stats['duplicates']} duplicates (kept)")
+        if stats["seen_in_train"]:
+            notes.append(f"{stats['seen_in_train']} pairs that are also in train")
+        counts = " and ".join(f"{n:,} {lang}" for lang, n in stats["tokens"].items())
+        notes.append(f"{counts} tokens, {stats['unknown_rate']:.2%} unknown")
         lines.append(f"  {', '.join(notes)}")
-    lines.append(f"vocabulary: {manifest['vocabulary']} entries, joined")
-    folders = shard_folders(out, manifest["recipe"]["shards"])
-    lines.append(f"train with: fairseq-train {':'.join(map(str, folders))}")
+    lines.append(f"vocabulary: {manifest['vocabulary']} entries, shared by both languages")
+    folders = shard_folders(out, manifest["arguments"]["shards"])
+    lines.append(f"train with: fairseq-train {shlex.quote(':'.join(map(str, folders)))}")
     return "\n".join(lines)
