@@ -1,4 +1,4 @@
-"""An evaluation as ``stochattn-evaluate --json`` writes it, made by hand."""
+"""An example of the JSON that ``stochattn-evaluate --json`` writes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from typing import Any
 
 
 def checkpoint(name: str, shift: float, **more: Any) -> dict[str, Any]:
-    """One model; a greater ``shift`` is a less calibrated one."""
+    """Return the entry of one checkpoint; with a larger ``shift`` it is less calibrated."""
     bins = []
     for i in range(10):
-        found = {"low": i / 10, "high": (i + 1) / 10, "count": 0 if i < 2 else 3 * i * i}
-        filled = found["count"] > 0
-        found["confidence"] = i / 10 + 0.06 if filled else None
-        found["accuracy"] = max(0.0, i / 10 + 0.05 - shift) if filled else None
-        bins.append(found)
+        count = 0 if i < 2 else 3 * i * i
+        confidence = i / 10 + 0.06 if count else None
+        accuracy = max(0.0, i / 10 + 0.05 - shift) if count else None
+        bins.append(
+            {
+                **{"low": i / 10, "high": (i + 1) / 10, "count": count},
+                **{"confidence": confidence, "accuracy": accuracy},
+            }
+        )
     coverage = [i / 50 for i in range(1, 51)]
     grid = [i / 20 for i in range(41)]
     return {
@@ -67,6 +71,7 @@ def checkpoint(name: str, shift: float, **more: Any) -> dict[str, Any]:
 
 
 def evaluation(**more: Any) -> dict[str, Any]:
+    """Return an evaluation of two checkpoints; ``more`` overrides its entries."""
     return {
         **{"data": "data-bin", "task": "translation", "split": "valid", "samples": 20, "seed": 1},
         "checkpoints": [checkpoint("checkpoint_best", 0.02), checkpoint("plain_last", 0.14)],

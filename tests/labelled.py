@@ -1,4 +1,4 @@
-"""Miniature corpora in their own formats, and prepared fine-tuning data back as text."""
+"""Helpers for tests of fine-tuning data: write a tiny corpus, run a script, read its output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _bytes(content: str | bytes) -> bytes:
 
 
 def write(folder: Path, files: dict[str, Content]) -> Path:
-    """Files by name; a dictionary is an archive of the kind that its name says."""
+    """Write files by name; a dictionary becomes a zip or tar.gz archive with these members."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,18 +38,20 @@ def write(folder: Path, files: dict[str, Content]) -> Path:
 
 
 def run(script: ModuleType, origin: Path, out: Path, *more: object) -> int:
+    """Run a script on the files in ``origin`` and return its exit status."""
     given = ("--from", origin, "--out", out, "--workers", 1, *more)
     return script.main([str(argument) for argument in given])
 
 
 def decoded(folder: Path, split: str) -> list[str]:
+    """Return the rows of binarised data as text."""
     dictionary = Dictionary.load(str(folder / "dict.txt"))
     data = data_utils.load_indexed_dataset(str(folder / split), dictionary)
     return [dictionary.string(row) for row in data]
 
 
 def labels(out: Path, split: str) -> list[str] | None:
-    """Names of classes or tags, or the numbers of a text file; None where there are none."""
+    """Return the labels of a split as text; None if it has none."""
     text = out / "label" / f"{split}.label"
     if text.exists():
         return text.read_text().splitlines()
@@ -57,7 +59,7 @@ def labels(out: Path, split: str) -> list[str] | None:
 
 
 def rows(out: Path, split: str) -> list[tuple]:
-    """(input0, input1, ..., label) of every example."""
+    """Return (input0, input1, …, label) of every example."""
     parts = sorted(path.name for path in out.iterdir() if path.name.startswith("input"))
     inputs = [decoded(out / part, split) for part in parts]
     found = labels(out, split)
@@ -65,4 +67,5 @@ def rows(out: Path, split: str) -> list[tuple]:
 
 
 def classes_of(out: Path) -> list[str]:
+    """Return the entries of the dictionary of the labels."""
     return [line.split()[0] for line in (out / "label" / "dict.txt").read_text().splitlines()]

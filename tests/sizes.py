@@ -1,4 +1,4 @@
-"""Command-line sizes of the tiny models that command tests train."""
+"""Flags of the tiny models that the tests train with fairseq's commands."""
 
 TRANSFORMER = (
     *("--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 32, "--encoder-attention-heads", 2),

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import zoo
-from fairseq_stochattn.attention.method import METHODS, AttentionMethod, collect_losses
-from fairseq_stochattn.export import is_ours
+from fairseq_stochattn.core.losses import take_losses
+from fairseq_stochattn.core.method import METHODS, AttentionMethod
+from fairseq_stochattn.pretrained.export_fairseq import is_plugin_parameter
 
 CLOSE = {"rtol": 1e-5, "atol": 2e-6}
 SOURCES, TARGETS = zoo.sentences(9, 7, 4, 1), zoo.sentences(8, 5, 3, 1, seed=1)
@@ -52,9 +53,9 @@ def test_batch_independence(backbone: str, method: str) -> None:
     rows = rows_of(backbone)
     width = 0 if backbone == "lstm" else 30  # packed sequences refuse columns of padding only
     together = zoo.run(model, backbone, SOURCES, TARGETS, width=width)
-    together = zoo.real_positions(together, backbone, rows)
+    together = zoo.non_padding_outputs(together, backbone, rows)
     alone = [
-        zoo.real_positions(zoo.run(model, backbone, [s], [t]), backbone, [r])
+        zoo.non_padding_outputs(zoo.run(model, backbone, [s], [t]), backbone, [r])
         for s, t, r in zip(SOURCES, TARGETS, rows, strict=True)
     ]
     torch.testing.assert_close(torch.cat(alone), together, **CLOSE)
@@ -64,7 +65,7 @@ def test_batch_independence(backbone: str, method: str) -> None:
 def test_padding_side(backbone: str, method: str) -> None:
     model = build(backbone, method)
     found = [
-        zoo.real_positions(
+        zoo.non_padding_outputs(
             zoo.run(model, backbone, SOURCES, TARGETS, left), backbone, rows_of(backbone), left
         )
         for left in (False, True)
@@ -139,7 +140,7 @@ def test_extremes_stay_finite(backbone: str, method: str) -> None:
             memory = model.encoder(tokens, torch.tensor([9, 0]))
             out = out.sum() + model.decoder(zoo.pad(targets), encoder_out=memory)[0].sum()
         loss = out.float().pow(2).mean()
-        loss = loss + sum(term.value for _, term in collect_losses(model))
+        loss = loss + sum(term.value for _, term in take_losses(model))
         loss.backward()
         assert torch.isfinite(loss)
         for name, parameter in model.named_parameters():
@@ -152,7 +153,7 @@ def test_half_precision(backbone: str, method: str) -> None:
     model = build(backbone, method)
     half = copy.deepcopy(model).half()
     found = [
-        zoo.real_positions(
+        zoo.non_padding_outputs(
             zoo.run(m, backbone, SOURCES, TARGETS), backbone, rows_of(backbone)
         ).float()
         for m in (model, half)
@@ -170,7 +171,9 @@ def test_autocast(backbone: str, method: str) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = zoo.run(model, backbone, SOURCES, TARGETS)
         loss = zoo.run(model.train(), backbone, SOURCES, TARGETS).float().square().mean()
-    found = [zoo.real_positions(out, backbone, rows_of(backbone)).float() for out in (mixed, full)]
+    found = [
+        zoo.non_padding_outputs(out, backbone, rows_of(backbone)).float() for out in (mixed, full)
+    ]
     assert (found[0] - found[1]).abs().mean() < 0.05
     loss.backward()
     assert all(p.grad is None or torch.isfinite(p.grad).all() for p in model.parameters())
@@ -207,17 +210,17 @@ def test_retain_dropout_keeps_the_sampling(backbone: str, method: str) -> None:
 def test_losses_are_left_in_training_only(backbone: str, method: str) -> None:
     model = build(backbone, method)
     zoo.run(model, backbone, SOURCES, TARGETS)
-    assert list(collect_losses(model)) == []
+    assert list(take_losses(model)) == []
     model.train()
     loss = zoo.run(model, backbone, SOURCES, TARGETS).float().logsumexp(-1).sum()
-    for name, term in collect_losses(model):
+    for name, term in take_losses(model):
         assert torch.isfinite(term.value), name
         loss = loss + term.value
-    assert list(collect_losses(model)) == []
+    assert list(take_losses(model)) == []
     loss.backward()
     for name, parameter in model.named_parameters():
         # DistributedDataParallel waits for ever for a missing gradient.
-        if is_ours(name) and parameter.requires_grad:
+        if is_plugin_parameter(name) and parameter.requires_grad:
             assert parameter.grad is not None, name
 
 

@@ -9,13 +9,19 @@ from pathlib import Path
 import pytest
 from fairseq.models import ARCH_MODEL_REGISTRY
 
-import commands
+import runner
 import sizes
 import zoo
-from fairseq_stochattn.attention.method import METHODS, collect_losses
+from fairseq_stochattn.core.losses import take_losses
+from fairseq_stochattn.core.method import METHODS
 
-ROOT = commands.ROOT
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("examples/*/*.md"))]
+ROOT = runner.ROOT
+DOCUMENTS = [
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
+    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("docs/*/*.md")),
+    *sorted(ROOT.glob("examples/*/*.md")),
+]
 
 
 def test_the_method_in_contributing_works(
@@ -32,10 +38,10 @@ def test_the_method_in_contributing_works(
     for backbone in zoo.BACKBONES:
         model = zoo.build(f"{backbone}_temperature").train()
         zoo.run(model, backbone, zoo.sentences(5, 3), zoo.sentences(4, 2))
-        assert {name for name, _ in collect_losses(model)} == {"temperature"}
+        assert {name for name, _ in take_losses(model)} == {"temperature"}
     flags = ("--arch", "transformer_temperature_iwslt_de_en", *sizes.TRANSFORMER)
     criterion = ("--criterion", "attention_losses", "--temperature-weight", 0.5, "--max-update", 2)
-    output = commands.train(translation_data, tmp_path / "run", *flags, *criterion)
+    output = runner.train(translation_data, tmp_path / "run", *flags, *criterion)
     assert float(output.stats["train_inner"][-1]["temperature_weight"]) == 0.5
 
 

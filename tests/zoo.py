@@ -1,4 +1,4 @@
-"""Tiny models of every arch, plain and ours, and batches for them."""
+"""Tiny models of every arch, plain and of this package, and batches for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
 from torch import Tensor, nn
 
-from fairseq_stochattn.attention.method import METHODS
+from fairseq_stochattn.core.method import METHODS
 from fairseq_stochattn.models.backbone import BACKBONES
 
 VOCABULARY = 50
@@ -65,10 +65,11 @@ TINY = {
         "max_positions": 64,
     },
 }
-ENCODERS = ("roberta", "electra")  # one row of tokens, outputs for each of them
+ENCODERS = ("roberta", "electra")  # models with one output per source token
 
 
 def dictionary() -> Dictionary:
+    """Return a dictionary with ``VOCABULARY`` entries."""
     symbols = Dictionary()
     for index in range(VOCABULARY - len(symbols)):
         symbols.add_symbol(f"w{index}")
@@ -76,12 +77,12 @@ def dictionary() -> Dictionary:
 
 
 def backbone_of(arch: str) -> str:
-    """``transformer_lm_babn`` → ``transformer_lm``: the longest backbone that is a prefix."""
+    """Return the longest backbone that is a prefix: transformer_lm_babn → transformer_lm."""
     return max((name for name in BACKBONES if arch.startswith(name)), key=len)
 
 
 def task(**more: Any) -> SimpleNamespace:
-    """What models and criterions ask of a task."""
+    """Return an object with the attributes of a task that models and criterions use."""
     symbols = dictionary()
     return SimpleNamespace(
         source_dictionary=symbols,
@@ -98,9 +99,9 @@ def build(
     for_task: SimpleNamespace | None = None,
     **overrides: Any,
 ) -> nn.Module:
-    """A tiny model of a plain or of our arch, without dropout unless asked for, of some task."""
-    silent = {"dropout": dropout, "attention_dropout": dropout, "activation_dropout": 0.0}
-    args = Namespace(arch=arch, **{**TINY[backbone_of(arch)], **silent, **overrides})
+    """Return a tiny model of a plain arch or one of ours, by default without dropout."""
+    rates = {"dropout": dropout, "attention_dropout": dropout, "activation_dropout": 0.0}
+    args = Namespace(arch=arch, **{**TINY[backbone_of(arch)], **rates, **overrides})
     ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(seed)
     return build_model(args, for_task or task())
@@ -116,7 +117,7 @@ SELF_ATTENTIVE = {
 
 
 def classifier(seed: int = 1, separator: int | None = None, **overrides: Any) -> nn.Module:
-    """A tiny self-attentive classifier of three classes, without dropout unless asked for."""
+    """Return a tiny self-attentive classifier of three classes, by default without dropout."""
     task = SimpleNamespace(
         source_dictionary=dictionary(), cfg=SimpleNamespace(separator_token=separator)
     )
@@ -128,13 +129,13 @@ def classifier(seed: int = 1, separator: int | None = None, **overrides: Any) ->
 
 
 def classify(model: nn.Module, rows: list[Tensor], left: bool = False, width: int = 0) -> Tensor:
-    """(B, 3): what a classifier says of a batch, padded on the given side."""
+    """Return the logits (B, 3) of a classifier for a batch, padded on the given side."""
     head = {"classification_head_name": "sentence_classification_head"}
     return model(pad(rows, left=left, width=width), features_only=True, **head)[0]
 
 
 def all_pairs() -> list[tuple[str, str]]:
-    """Every (backbone, method) that exists as an arch."""
+    """Return every (backbone, method) that exists as an arch."""
     return [
         (backbone.name, method)
         for backbone in BACKBONES.values()
@@ -144,13 +145,14 @@ def all_pairs() -> list[tuple[str, str]]:
 
 
 def sentences(*lengths: int, seed: int = 0) -> list[Tensor]:
+    """Return random sentences of these lengths, each with an end-of-sentence token."""
     generator = torch.Generator().manual_seed(seed)
     rows = [torch.randint(4, VOCABULARY, (length,), generator=generator) for length in lengths]
     return [torch.cat([row[:-1], torch.tensor([EOS])]) for row in rows]
 
 
 def pad(rows: list[Tensor], left: bool = False, width: int = 0) -> Tensor:
-    """(B, width): rows padded on one side."""
+    """Return the rows as one tensor (B, width), padded on one side."""
     width = max([width, *map(len, rows)])
     out = torch.full((len(rows), width), PAD)
     for index, row in enumerate(rows):
@@ -160,7 +162,7 @@ def pad(rows: list[Tensor], left: bool = False, width: int = 0) -> Tensor:
 
 
 def shift(rows: list[Tensor]) -> list[Tensor]:
-    """Decoder inputs: the sentence end moved to the front."""
+    """Return decoder inputs: the end-of-sentence token moves to the front."""
     return [torch.cat([row[-1:], row[:-1]]) for row in rows]
 
 
@@ -172,9 +174,9 @@ def run(
     left: bool = False,
     width: int = 0,
 ) -> Tensor:
-    """(B, T, V): what the model computes for a batch, source padded on the given side.
+    """Return the outputs (B, T, V) of a model for a batch, with the source padded on one side.
 
-    Of ELECTRA it is the discriminator's features.
+    For ELECTRA these are the features of the discriminator.
     """
     if backbone == "transformer_lm":
         return model(pad(shift(targets), width=width))[0]
@@ -185,11 +187,13 @@ def run(
     return model(tokens, lengths, pad(shift(targets)))[0]
 
 
-def real_positions(out: Tensor, backbone: str, rows: list[Tensor], left: bool = False) -> Tensor:
-    """(Σ lengths, V): the outputs at real tokens, sentence after sentence."""
-    moved = left and backbone in ENCODERS
+def non_padding_outputs(
+    out: Tensor, backbone: str, rows: list[Tensor], left: bool = False
+) -> Tensor:
+    """Return the outputs (Σ lengths, V) at non-padding tokens, sentence after sentence."""
+    padded_left = left and backbone in ENCODERS
     picked = [
-        out[index, out.size(1) - len(row) :] if moved else out[index, : len(row)]
+        out[index, out.size(1) - len(row) :] if padded_left else out[index, : len(row)]
         for index, row in enumerate(rows)
     ]
     return torch.cat(picked)
