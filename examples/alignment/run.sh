@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# examples/translation/run.sh with METHOD=alignment unless another one is asked for.
+# Runs examples/translation/run.sh with METHOD=alignment, unless METHOD is set.
 METHOD=${METHOD:-alignment} exec "$(dirname "$0")/../translation/run.sh" "$@"

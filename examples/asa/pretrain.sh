@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Continue the pre-training of a masked language model with adversarial self-attention:
+# Continues the pre-training of a masked language model with adversarial self-attention:
 #   MODEL=FOLDER TEXT="wiki.*.txt" examples/asa/pretrain.sh [OUT] [flags for fairseq-train …]
-# MODEL is in Hugging Face's layout, TEXT are files with blank lines between documents. The settings are
-# those of Table 6 of the paper, for one GPU: 8 times 128 sequences an update are --update-freq 32 times 32.
-# METHOD=deterministic is the table's other column, the same without an adversary.
+# MODEL is a folder in Hugging Face's layout. TEXT are text files with blank lines between documents. The
+# settings are those of Table 6 of the paper, for one GPU: its 8 × 128 sequences per update are
+# --batch-size 32 with --update-freq 32. METHOD=deterministic is the other column of the table: the same
+# without an adversary.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -14,16 +15,16 @@ NAME=${NAME:-$METHOD}
 case $METHOD in
   asa) objective=(--criterion asa --asa-tau "${TAU:-0.1}") ;;
   deterministic) objective=(--criterion masked_lm) ;;
-  *) echo "no METHOD '$METHOD', see the head of $0" >&2; exit 1 ;;
+  *) echo "METHOD=$METHOD is unknown: use asa or deterministic" >&2; exit 1 ;;
 esac
 device=(--fp16); python3 -c 'import torch, sys; sys.exit(torch.cuda.is_available())' && device=(--cpu)
 
 mkdir -p "$out"
 imported=$out/imported
 [ -f "$imported/model.pt" ] ||
-  stochattn-import "${MODEL:?"MODEL=FOLDER, a pretrained encoder"}" "$imported" --arch roberta_deterministic
+  stochattn-import "${MODEL:?"set MODEL to the folder of an encoder"}" "$imported" --arch roberta_deterministic
 # shellcheck disable=SC2086  # TEXT may be several files
-python3 "$root/data-prep/prepare_text.py" --out "$out/data" --train ${TEXT:?"TEXT=FILES, running text"} \
+python3 "$root/data-prep/prepare_text.py" --out "$out/data" --train ${TEXT:?"set TEXT to one or more text files"} \
   --subwords tokenizer --tokenizer "$imported" --format block --block-tokens 256
 read -ra model <<< "$(python3 -c '
 import json, sys

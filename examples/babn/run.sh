@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# examples/translation/run.sh with METHOD=babn unless another one is asked for.
+# Runs examples/translation/run.sh with METHOD=babn, unless METHOD is set.
 METHOD=${METHOD:-babn} exec "$(dirname "$0")/../translation/run.sh" "$@"

@@ -1,18 +1,18 @@
-"""What is compared: every method with plain fairseq of the same configuration, and the aims."""
+"""The methods and backbones of the benchmark, their fairseq flags, and the aims."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Where a method's name goes into the arch; a tuple of flags each, for fairseq-train.
+# Flags of fairseq-train per backbone; {} in the arch is replaced by the name of the method.
 BACKBONES: dict[str, tuple[str, ...]] = {
-    # 6 + 6 layers of 512, four heads.
+    # 6 + 6 layers of width 512, 4 heads.
     "transformer": (
         *("--task", "translation", "--arch", "transformer{}_iwslt_de_en"),
         *("--share-decoder-input-output-embed", "--label-smoothing", "0.1"),
         *("--criterion", "label_smoothed_cross_entropy"),
     ),
-    # Two layers a side of the same width: for the lengths, where only growth is asked.
+    # 2 + 2 layers of the same width, to measure how the cost grows with the length.
     "shallow": (
         *("--task", "translation", "--arch", "transformer{}_iwslt_de_en"),
         *("--encoder-layers", "2", "--decoder-layers", "2", "--label-smoothing", "0.1"),
@@ -22,7 +22,7 @@ BACKBONES: dict[str, tuple[str, ...]] = {
         *("--task", "translation", "--arch", "lstm{}_iwslt_de_en"),
         *("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1"),
     ),
-    # MiniLM's shape: six layers of 384, twelve heads.
+    # The size of MiniLM: 6 layers of width 384, 12 heads.
     "roberta": (
         *("--task", "sentence_prediction", "--arch", "roberta{}", "--num-classes", "2"),
         *("--encoder-layers", "6", "--encoder-embed-dim", "384"),
@@ -39,11 +39,11 @@ BACKBONES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Method:
-    """How a method is asked for, on top of a backbone's flags."""
+    """The flags of a method, in addition to those of the backbone."""
 
-    infix: str = ""
+    infix: str = ""  # part of the arch
     flags: tuple[str, ...] = ()
-    updates: int = 1  # that are timed together, where not every update is alike
+    updates: int = 1  # updates that are timed together, if their costs differ
 
 
 METHODS: dict[str, Method] = {
@@ -58,7 +58,7 @@ METHODS: dict[str, Method] = {
     "freelb2": Method("", ("--criterion", "freelb", "--freelb-steps", "2")),
     "freelb3": Method("", ("--criterion", "freelb", "--freelb-steps", "3")),
     "smart": Method("", ("--criterion", "smart")),
-    # Turns of five updates, to be timed as a whole; those of the default are four times as rare.
+    # One round of its training loop is timed as a whole. It has five updates here, 20 by default.
     "attendout": Method(
         "_attendout", ("--criterion", "attendout", "--attendout-steps", "5"), updates=5
     ),
@@ -67,14 +67,14 @@ METHODS: dict[str, Method] = {
 
 @dataclass(frozen=True)
 class Aim:
-    """A row of the table: the most a step may cost, and what others pay."""
+    """A row of the table: the largest ratio to plain fairseq that we aim for, and other ratios."""
 
     method: str
     backbone: str
     length: int
-    train: float | None  # None: a baseline, no aim
-    paper: str = "–"
-    released: str = "–"
+    train: float | None  # aim for the time of an update; None for a baseline, which has no aim
+    paper: str = "–"  # ratio that the paper reports
+    released: str = "–"  # ratio measured with the authors' code
 
 
 AIMS = (
@@ -94,24 +94,25 @@ AIMS = (
     Aim("babn", "lstm", 30, 1.25, "1.38", "–"),
 )
 BASELINES = {aim.method for aim in AIMS if aim.train is None}
-# Nothing of these is left in generation but plain fairseq, or what another one shows.
+# These methods generate with plain fairseq's attention, or in the same way as another method.
 PLAIN_AT_TEST = {"repulsive": "plain", "ct": "as `gan`", "ot": "as `gan`"}
 PLAIN_AT_TEST |= dict.fromkeys(BASELINES, "plain")
-GENERATION_AIMS = {"babn": 1.10}  # all others 1.02
-GENERATION_AIM = 1.02
+GENERATION_AIMS = {"babn": 1.10}
+GENERATION_AIM = 1.02  # of all other methods
 MEMORY_AIMS = {"babn": 1.35, "attendout": 2.3}
 LENGTHS = (30, 64, 128, 256, 512)
 
 
 def flags_of(backbone: str, method: str | None = None) -> list[str]:
-    """fairseq-train's flags for a method on a backbone; None is plain fairseq.
+    """Return the flags of fairseq-train for a method on a backbone; None is plain fairseq.
 
-    Of a flag that is given twice the later counts, so a method's criterion replaces the plain one.
+    fairseq uses the last value of a repeated flag, so a method's criterion replaces the plain one.
     """
     chosen = METHODS[method] if method else Method()
     return [flag.format(chosen.infix) for flag in BACKBONES[backbone]] + list(chosen.flags)
 
 
 def arch_of(backbone: str, method: str | None = None) -> str:
+    """Return the arch of a method on a backbone."""
     flags = flags_of(backbone, method)
     return flags[flags.index("--arch") + 1]

@@ -1,7 +1,8 @@
-"""K samples of the attention in one command, over K runs of fairseq-generate that score.
+"""CPU time of stochattn-evaluate with K samples, divided by that of K runs of fairseq-generate.
 
-Both are real commands on the same checkpoint and sentences, from the start of the process on. CPU
-time of the processes; of the K runs, which are alike, one is timed.
+Each run of fairseq-generate scores the references under one sample of the attention. All are real
+commands on the same checkpoint and sentences; the times include the start of the process. Only one
+of the K runs is timed and multiplied by K, because all of them do the same work.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from pathlib import Path
 import torch
 from cases import flags_of
 from fairseq.data import indexed_dataset
+from fairseq.trainer import Trainer
 from timing import Ratio
 from workload import make_trainer, sentences
 
 ROOT = Path(__file__).resolve().parents[2]
-SAMPLES, LENGTH, BATCHES = 20, 30, 6  # of 512 tokens a side: a hundred sentences
+SAMPLES, LENGTH = 20, 30
+BATCHES = 6  # of 512 tokens per language: about 100 sentences
 
 
 def cpu_seconds(*command: str) -> float:
-    """Of a process with one thread, which must succeed."""
+    """Run a command with one thread and return its CPU time; exit if it fails."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -37,8 +40,8 @@ def cpu_seconds(*command: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def write_data(trainer, data: Path) -> None:
-    """Random sentences, binarised, and a checkpoint."""
+def write_data(trainer: Trainer, data: Path) -> None:
+    """Write random sentences in fairseq's binary format, and a checkpoint."""
     sides = (("de", trainer.task.src_dict, 0), ("en", trainer.task.tgt_dict, 1))
     for language, dictionary, side in sides:
         prefix = str(data / f"test.de-en.{language}")
@@ -54,6 +57,7 @@ def write_data(trainer, data: Path) -> None:
 
 
 def scoring_ratio(data: Path, pairs: int) -> Ratio:
+    """Return the time of one stochattn-evaluate over that of ``SAMPLES`` fairseq-generate runs."""
     write_data(make_trainer(data, flags_of("shallow", "babn")), data)
     device = () if torch.cuda.is_available() else ("--cpu",)
     common = (str(data), "--path", str(data / "babn.pt"), "--gen-subset", "test", *device)
@@ -64,8 +68,10 @@ def scoring_ratio(data: Path, pairs: int) -> Ratio:
             "fairseq-generate", *common, *plugin, "--score-reference",
             "--retain-dropout", "--retain-dropout-modules", "babn",
         )  # fmt: skip
-        ours = cpu_seconds("stochattn-evaluate", *common, "--samples", str(SAMPLES), "--no-bleu")
-        ratios.append(ours / (SAMPLES * one_run))
+        evaluate = cpu_seconds(
+            "stochattn-evaluate", *common, "--samples", str(SAMPLES), "--no-bleu"
+        )
+        ratios.append(evaluate / (SAMPLES * one_run))
         times.append(SAMPLES * one_run)
     low, _, high = statistics.quantiles(ratios, n=4) if pairs > 1 else (ratios[0],) * 3
     return Ratio(statistics.median(ratios), low, high, pairs, statistics.median(times))

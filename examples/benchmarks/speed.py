@@ -1,10 +1,11 @@
-"""Every method against plain fairseq of the same configuration, side by side in one process.
+"""Compare the cost of every method with plain fairseq of the same configuration.
 
-    python examples/benchmarks/speed.py                      # everything, as `make bench`
+    python examples/benchmarks/speed.py                      # all parts, one thread
     python examples/benchmarks/speed.py --methods babn ct --backbones roberta --lengths 64 256
     python examples/benchmarks/speed.py --parts memory --output memory.json
 
-Ratios are medians over pairs of neighbouring steps, with their quartiles. See README.md here.
+Both run in one process and take turns. A ratio is the median over pairs of neighbouring steps, with
+quartiles. See README.md in this folder.
 """
 
 from __future__ import annotations
@@ -44,25 +45,25 @@ from workload import generation, make_trainer, training_step, write_dictionaries
 
 PARTS = ("train", "generate", "growth", "memory", "modules", "score")
 GROWING = ("babn", "bam", "gan", "ct", "ot", "asa")
-# What is done with the logits where all positions are projected on the vocabulary.
+# Names of the ratios of modules.electra_gathering_ratios in the table.
 GATHERING = {
-    "ignored": "all positions projected, those not masked ignored in the loss",
-    "picked": "all positions projected, the masked ones picked",
+    "ignored": "project all positions to the vocabulary and ignore the unmasked ones in the loss",
+    "picked": "project all positions to the vocabulary, then pick the masked ones",
 }
-MEMORY_LENGTH, LONG, GENERATED_LENGTH = 128, 512, 32
+MEMORY_LENGTH, GENERATED_LENGTH = 128, 32
 
 
 class Bench:
-    """Runs comparisons, prints each, and keeps them as rows, in a file too where one is named."""
+    """Runs comparisons, prints them and keeps them as rows; writes the rows to ``output``."""
 
     def __init__(self, data: Path, pairs: int, output: Path | None = None) -> None:
         self.data, self.pairs, self.output = data, pairs, output
         self.rows: list[dict[str, Any]] = []
-        self.built: dict[tuple[str, str | None], Trainer] = {}  # of the last comparison
+        self.built: dict[tuple[str, str | None], Trainer] = {}  # for the last comparison
         self.plain_search: Callable[[], None] | None = None
 
     def trainers(self, backbone: str, method: str) -> tuple[Trainer, Trainer]:
-        """Of plain fairseq, and of the method; those of the last comparison where they fit."""
+        """Return the trainers of plain fairseq and of the method, reusing those built last."""
         wanted = [(backbone, None), (backbone, method)]
         self.built = {key: self.built[key] for key in wanted if key in self.built}
         for key in wanted:
@@ -71,19 +72,20 @@ class Bench:
         return tuple(self.built[key] for key in wanted)
 
     def pairs_of(self, method: str, backbone: str, threads: int) -> int:
-        """Fewer where no aim depends on it, or a turn of several updates is timed as one."""
+        """Return the number of pairs: fewer without an aim, and if several updates are one step."""
         aims = [aim for aim in AIMS if (aim.method, aim.backbone) == (method, backbone)]
         if threads > 1 or not aims or aims[0].train is None:
             return min(self.pairs, 2)
         return self.pairs if METHODS[method].updates == 1 else min(self.pairs, 3)
 
     def train(self, method: str, backbone: str, length: int, threads: int = 1) -> None:
+        """Compare training steps."""
         torch.set_num_threads(threads)
         plain, ours = self.trainers(backbone, method)
         updates = METHODS[method].updates
         steps = [training_step(trainer, length, updates) for trainer in (plain, ours)]
         pairs = self.pairs_of(method, backbone, threads)
-        for trainer in (plain, ours) * (1 if pairs < 5 else 2):  # to warm up, an update will do
+        for trainer in (plain, ours) * (1 if pairs < 5 else 2):  # warm up with single updates
             training_step(trainer, length)()
         ratio = paired_ratio(*steps, pairs, warm_up=0)
         count = [sum(p.numel() for p in t.model.parameters()) for t in (plain, ours)]
@@ -97,22 +99,25 @@ class Bench:
         )
 
     def generate(self, method: str, backbone: str, length: int) -> None:
+        """Compare beam searches."""
         torch.set_num_threads(1)
-        # Models of their own, never to be trained: a search changes what they keep, for good.
+        # New models, because a beam search leaves state in a model that training must not have.
         if self.plain_search is None:
             self.plain_search = generation(make_trainer(self.data, flags_of(backbone)), length)
         ours = generation(make_trainer(self.data, flags_of(backbone, method)), length)
-        # One part in fifty is asked for: that takes more pairs.
+        # The aim is within 2 %, which needs more pairs.
         ratio = paired_ratio(self.plain_search, ours, self.pairs + 4, warm_up=1)
         aim = GENERATION_AIMS.get(method, GENERATION_AIM)
         row = {"part": "generate", "method": method, "backbone": backbone, "length": length}
         self.note(row, ratio, aim, threads=1)
 
     def memory(self, methods: list[str], backbone: str, length: int) -> None:
+        """Compare the peak memory of training."""
+
         def peak_of(method: str | None) -> float:
             return peak_memory(self.data, flags_of(backbone, method), length)
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # a process each, one a core
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # one process per core
             plain, *peaks = pool.map(peak_of, [None, *methods])
         for method, peak in zip(methods, peaks, strict=True):
             row = {"part": "memory", "method": method, "backbone": backbone, "length": length}
@@ -120,16 +125,18 @@ class Bench:
             self.note(row, peak / plain, aim)
 
     def modules(self) -> None:
+        """Compare parts of models."""
         torch.set_num_threads(1)
         row = {"part": "module", "method": "babn", "backbone": "attention", "length": 100}
         what = "`babn` ÷ plain, the attention module alone (16 × 100 tokens, width 512, 8 heads)"
         self.note(row, attention_module_ratio(self.pairs), 1.90, what=what)
         row = {"part": "gathering", "method": "electra", "backbone": "electra", "length": 128}
         for kind, ratio in electra_gathering_ratios(self.data, self.pairs).items():
-            what = f"ELECTRA-small, {GATHERING[kind]} ÷ gathering before"
+            what = f"ELECTRA-small: {GATHERING[kind]} ÷ project only the masked positions"
             self.note(row, ratio, 1.30, what=what, at_least=True)
 
     def score(self) -> None:
+        """Compare the commands that score with samples of the attention."""
         row = {"part": "score", "method": "babn", "backbone": "shallow", "length": 30}
         what = f"{SAMPLES} samples, `stochattn-evaluate` ÷ {SAMPLES} runs of `fairseq-generate`"
         self.note(row, scoring_ratio(self.data, pairs=1), 0.60, what=what)
@@ -142,7 +149,7 @@ class Bench:
         at_least: bool = False,
         **more: Any,
     ) -> None:
-        """Keep a row and print it; ``at_least`` where a larger ratio is the better one."""
+        """Keep a row and print it; with ``at_least``, larger ratios are better."""
         figures = ratio.as_dict() if isinstance(ratio, Ratio) else {"median": round(ratio, 4)}
         self.rows.append({**row, "aim": aim, "at_least": at_least, **figures, **more})
         self.write()
@@ -158,14 +165,14 @@ class Bench:
         print(line, flush=True)
 
     def write(self) -> None:
-        """All figures so far, as JSON: a run that is stopped has not been for nothing."""
+        """Write all rows so far as JSON, so that a stopped run keeps its results."""
         if self.output:
             versions = {"torch": torch.__version__, "cores": os.cpu_count(), "pairs": self.pairs}
             self.output.write_text(json.dumps({**versions, "rows": self.rows}, indent=1) + "\n")
 
 
 def chosen_rows(args: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
-    """(method, backbone, length): those named, or the rows of the table of aims."""
+    """Yield (method, backbone, length) as chosen by the flags, by default the rows of AIMS."""
     if args.backbones or args.lengths:
         for backbone in args.backbones or ["transformer"]:
             for length in args.lengths or [64]:
@@ -179,6 +186,7 @@ def chosen_rows(args: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
 
 
 def run(args: argparse.Namespace, bench: Bench) -> None:
+    """Run the chosen parts."""
     methods = args.methods or list(METHODS)
     if "train" in args.parts:
         for threads in args.threads:
@@ -193,7 +201,7 @@ def run(args: argparse.Namespace, bench: Bench) -> None:
         for method in args.methods or GROWING:
             for length in args.lengths or LENGTHS:
                 bench.train(method, "shallow", length)
-        bench.memory([m for m in methods if m in GROWING], "shallow", LONG)
+        bench.memory([m for m in methods if m in GROWING], "shallow", LENGTHS[-1])
     if "memory" in args.parts:
         bench.memory(methods, "transformer", MEMORY_LENGTH)
     if "modules" in args.parts:
@@ -202,22 +210,27 @@ def run(args: argparse.Namespace, bench: Bench) -> None:
         bench.score()
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--methods", nargs="+", choices=METHODS, help="default: all")
-    parser.add_argument("--backbones", nargs="+", choices=BACKBONES, help="default: the aims' own")
-    parser.add_argument("--lengths", nargs="+", type=int, help="tokens of the longest sentence")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--pairs", type=int, default=6, help="pairs of steps a ratio (default 6)")
-    parser.add_argument(
-        "--threads", nargs="+", type=int, default=[1], help="of training; 0 is all cores"
-    )
-    parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
-    return parser.parse_args(arguments)
+    add = parser.add_argument
+    add("--methods", nargs="+", choices=METHODS, help="default: all")
+    add("--backbones", nargs="+", choices=BACKBONES, help="default: those of the aims")
+    add(
+        "--lengths", nargs="+", type=int, metavar="N",
+        help="tokens of the longest sentence (default: those of the aims)",
+    )  # fmt: skip
+    add("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
+    add("--pairs", type=int, default=6, metavar="N", help="pairs of steps per ratio (default: 6)")
+    add(
+        "--threads", nargs="+", type=int, default=[1], metavar="N",
+        help="numbers of threads for training; 0 is all cores (default: 1)",
+    )  # fmt: skip
+    add("--output", type=Path, metavar="FILE", help="write the figures to FILE as JSON")
+    return parser
 
 
 def main() -> None:
-    args = parse()
+    args = build_parser().parse_args()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     keep_memory()

@@ -1,4 +1,7 @@
-"""Paired, interleaved times: on a shared machine only ratios of neighbours mean anything."""
+"""Ratios of the running times of a method and of plain fairseq, which take turns.
+
+On a shared machine, two times are comparable only if one is measured right after the other.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import torch
 
 @dataclass(frozen=True)
 class Ratio:
-    """Median of the paired ratios, their quartiles, and the plain time in seconds."""
+    """The median and the quartiles of paired ratios, and the median plain time in seconds."""
 
     median: float
     low: float
@@ -29,12 +32,13 @@ class Ratio:
 
 
 def keep_memory() -> None:
-    """Let the allocator keep what it has.
+    """Make the allocator keep freed memory.
 
-    glibc gives memory back between two models of unlike size and takes it again page by page,
-    which only the larger pays for. In training one model keeps what it has; so do both here.
+    When two models of different size take turns, glibc returns memory to the system and takes it
+    back page by page, which costs time only in the larger model. In real training there is
+    only one model, which keeps its memory.
     """
-    trim_threshold, mmap_max = -1, -4  # of malloc.h
+    trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(trim_threshold, 2**31 - 1)
@@ -42,10 +46,13 @@ def keep_memory() -> None:
 
 
 def seconds(call: Callable[[], None]) -> float:
-    """CPU time of this process where one thread works, which others on the machine disturb less."""
+    """Return the time of a call: CPU time if torch uses one CPU thread, otherwise elapsed time.
+
+    Other processes disturb CPU time less than elapsed time.
+    """
     on_gpu = torch.cuda.is_available()
-    alone = torch.get_num_threads() == 1 and not on_gpu
-    clock = time.process_time if alone else time.perf_counter
+    one_thread = torch.get_num_threads() == 1 and not on_gpu
+    clock = time.process_time if one_thread else time.perf_counter
     if on_gpu:
         torch.cuda.synchronize()
     start = clock()
@@ -58,14 +65,14 @@ def seconds(call: Callable[[], None]) -> float:
 def paired_ratio(
     plain: Callable[[], None], method: Callable[[], None], pairs: int, warm_up: int = 2
 ) -> Ratio:
-    """method over plain; who goes first changes with every pair, so that drift cancels."""
+    """Return the time of method over that of plain; the order alternates, so that drift cancels."""
     return paired_ratios(plain, {"method": method}, pairs, warm_up)["method"]
 
 
 def paired_ratios(
     plain: Callable[[], None], methods: dict[str, Callable[[], None]], pairs: int, warm_up: int = 2
 ) -> dict[str, Ratio]:
-    """The same for several that take turns with one plain."""
+    """Return the ratios of several methods that take turns with one plain call."""
     order = {"plain": plain, **methods}
     for _ in range(warm_up):
         for step in order.values():
@@ -78,6 +85,6 @@ def paired_ratios(
 
 
 def _ratio(plain: list[float], method: list[float]) -> Ratio:
-    ratios = [one / other for one, other in zip(method, plain, strict=True)]
+    ratios = [numerator / denominator for numerator, denominator in zip(method, plain, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
     return Ratio(statistics.median(ratios), low, high, len(ratios), statistics.median(plain))

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: operators by their own time, a method beside plain.
+"""Print the time of each operator in a training step of a method, minus that of a plain step.
 
 python examples/benchmarks/where.py --method babn --length 128
 """
@@ -19,23 +19,24 @@ from workload import make_trainer, training_step, write_dictionaries
 
 
 def milliseconds(data: Path, flags: list[str], length: int, steps: int) -> dict[str, float]:
-    """Own time of every operator, a step."""
+    """Return the own time of every operator in milliseconds per step."""
     step = training_step(make_trainer(data, flags), length)
     step()
-    with profile(activities=[ProfilerActivity.CPU]) as measured:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(steps):
             step()
-    found = measured.key_averages()
-    return {entry.key: entry.self_cpu_time_total / 1000 / steps for entry in found}
+    entries = profiler.key_averages()
+    return {entry.key: entry.self_cpu_time_total / 1000 / steps for entry in entries}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--method", choices=METHODS, required=True)
-    parser.add_argument("--backbone", choices=BACKBONES, default="transformer")
-    parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--rows", type=int, default=20)
+    add = parser.add_argument
+    add("--method", choices=METHODS, required=True, help="method to compare with plain fairseq")
+    add("--backbone", choices=BACKBONES, default="transformer", help="default: %(default)s")
+    add("--length", type=int, default=64, help="tokens of the longest sentence (default: 64)")
+    add("--steps", type=int, default=3, help="steps to average over (default: 3)")
+    add("--rows", type=int, default=20, help="operators to print (default: 20)")
     args = parser.parse_args()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
@@ -51,9 +52,7 @@ def main() -> None:
     extra = {name: time - plain.get(name, 0.0) for name, time in ours.items()}
     extra.update({name: -time for name, time in plain.items() if name not in ours})
     total = sum(plain.values())
-    print(
-        f"a plain step {total:.0f} ms, {args.method} {sum(ours.values()):.0f} ms; the difference:"
-    )
+    print(f"plain step: {total:.0f} ms, {args.method}: {sum(ours.values()):.0f} ms; differences:")
     for name in sorted(extra, key=lambda key: -abs(extra[key]))[: args.rows]:
         share = 100 * extra[name] / total
         print(f"{extra[name]:+8.1f} ms {share:+6.1f} %  {name}")

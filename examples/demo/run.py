@@ -1,8 +1,8 @@
-"""Train and judge a small German-English translation model from nothing, offline, in minutes.
+"""Train and evaluate a small German-English translation model, offline, in minutes.
 
-Makes a corpus, cuts it into pieces, trains an architecture of this package with fairseq,
-translates the test part, scores the translations, shows which of them the model is unsure of and
-writes a page on the run to open in a browser.
+Generates a corpus, splits it into subwords, trains an arch of this package with fairseq, translates
+the test set, scores the translations, shows the translations that the model is least certain of,
+and writes an HTML page about the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from uncertainty import auroc, describe, read_doubts
+from translations import score_translations
+
+from uncertainty import Uncertainty, auroc, describe, read_uncertainties
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "fairseq_stochattn"
@@ -33,8 +35,9 @@ LANGUAGES = ("de", "en")
 TRAIN_SENTENCES = 12_000
 SENTENCES_PER_UPDATE = 16
 VOCABULARY = 800
-# German writes a number as one word; cut at these, its pieces recur from number to number.
-ALWAYS_A_PIECE = ("hundert", "tausend", "und")
+# German writes a number as one word. These strings are always pieces of their own, so that
+# different numbers share pieces.
+FIXED_PIECES = ("hundert", "tausend", "und")
 MARKER = ".stochattn-demo"
 RESULT = "result.json"
 EVALUATION = "evaluation.json"
@@ -43,8 +46,8 @@ LOG_LINES_SHOWN = 15
 LOG_WIDTH_SHOWN = 240
 SAMPLES = 20
 
-# Small enough for one core; no dropout, which costs time and is not needed: after four epochs the
-# loss on unseen sentences is that on the training part.
+# Small enough for one core. Without dropout, which takes time and is not needed: after four epochs
+# the validation loss equals the training loss.
 MODEL_OPTIONS = (
     *("--encoder-layers", "2", "--decoder-layers", "2"),
     *("--encoder-embed-dim", "128", "--decoder-embed-dim", "128"),
@@ -63,26 +66,16 @@ DATA_OPTIONS = ("--num-workers", "0")
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message is one line for the user."""
+    """An error that ends the demo; its message is one line for the user."""
 
 
 class StepError(Exception):
-    """A command of a step failed; its log says why."""
-
-
-@dataclass(frozen=True)
-class Score:
-    """The judgement of one set of translations; the shares count those that are right."""
-
-    bleu: float
-    signature: str
-    share_unambiguous: float
-    share_ambiguous: float
+    """A command of a step failed; the log of the step contains the reason."""
 
 
 @dataclass
 class Demo:
-    """One run: where it writes, what it trains, and how long each step took."""
+    """One run of the demo: its output folder, its settings, and the duration of each step."""
 
     out: Path
     arch: str
@@ -91,7 +84,7 @@ class Demo:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def run_step(self, name: str, action: Callable[[Path], None]) -> None:
-        """Announce, time and log one step; show the end of its log if it fails."""
+        """Run one step, print its duration, and print the end of its log if it fails."""
         title = f"[{STEPS.index(name) + 1}/{len(STEPS)}] {name} …"
         log = self.out / "logs" / f"{name}.log"
         log.write_text("", encoding="utf-8")
@@ -104,28 +97,28 @@ class Demo:
                 with log.open("a", encoding="utf-8") as file:
                     traceback.print_exc(file=file)
             tail = log.read_text(encoding="utf-8").splitlines()[-LOG_LINES_SHOWN:]
-            # fairseq names all its architectures in one line when it does not know one.
+            # Lines are cut because fairseq lists all archs in one line if an arch is unknown.
             print("failed", *(line[:LOG_WIDTH_SHOWN] for line in tail), sep="\n", file=sys.stderr)
             raise DemoError(f"step {name} failed; its whole log is in {log}") from error
         self.seconds[name] = time.monotonic() - started
-        # The training step has put its epochs on lines of their own.
-        lead = f"{title} " if name == "train" else ""
-        print(f"{lead}{self.seconds[name]:.0f} s", flush=True)
+        # The training step has printed lines, one per epoch, so its title is repeated.
+        prefix = f"{title} " if name == "train" else ""
+        print(f"{prefix}{self.seconds[name]:.0f} s", flush=True)
 
     def run_logged(
         self, command: Sequence[str], log: Path, on_line: Callable[[str], None] | None = None
     ) -> None:
-        """Run a command with all its output in a log, handing on each line as it comes."""
-        # For so small a model a second thread gains little on an idle machine and loses a lot on
-        # a busy one, where the threads wait for each other; a choice made outside the demo wins.
+        """Run a command, write its output to a log, and call ``on_line`` for each line."""
+        # A second thread gains little for such a small model, and costs a lot on a busy machine,
+        # where the threads wait for each other. A value set by the user has priority.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        # Each epoch is to be shown when it ends, and German must survive any locale.
+        # Unbuffered to show each epoch when it ends; UTF-8 for German in any locale.
         environment |= {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
         with (
             log.open("w", encoding="utf-8") as file,
             subprocess.Popen(
                 command,
-                # fairseq splits paths at commas and colons: it sees only those inside the folder.
+                # Relative paths, because fairseq splits paths at commas and colons.
                 cwd=self.out,
                 env=environment,
                 stdout=subprocess.PIPE,
@@ -148,10 +141,12 @@ class Demo:
             raise StepError(f"{command[0]} ended with status {process.returncode}")
 
     def make_corpus(self, log: Path) -> None:
+        """Generate the corpus."""
         size = ["--train", str(TRAIN_SENTENCES), "--seed", str(self.seed)]
         self.run_logged([sys.executable, str(GENERATOR), "--out", "corpus", *size], log)
 
-    def cut_into_pieces(self, log: Path) -> None:
+    def split_into_pieces(self, log: Path) -> None:
+        """Train sentencepiece on both languages and split all texts."""
         import sentencepiece
 
         corpus, pieces = self.out / "corpus", self.out / "pieces"
@@ -163,18 +158,19 @@ class Demo:
             vocab_size=VOCABULARY,
             character_coverage=1.0,
             split_digits=True,
-            user_defined_symbols=list(ALWAYS_A_PIECE),
+            user_defined_symbols=list(FIXED_PIECES),
             minloglevel=1,
         )
-        cutter = sentencepiece.SentencePieceProcessor(model_file=str(pieces / "pieces.model"))
+        splitter = sentencepiece.SentencePieceProcessor(model_file=str(pieces / "pieces.model"))
         for name in (f"{split}.{language}" for split in SPLITS for language in LANGUAGES):
             sentences = (corpus / name).read_text(encoding="utf-8").splitlines()
-            lines = [" ".join(cut) for cut in cutter.encode(sentences, out_type=str)]
+            lines = [" ".join(row) for row in splitter.encode(sentences, out_type=str)]
             (pieces / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
             with log.open("a", encoding="utf-8") as file:
                 print(f"{name}: {sum(len(line.split()) for line in lines)} pieces", file=file)
 
     def binarise(self, log: Path) -> None:
+        """Run fairseq-preprocess."""
         command = [
             *(console_command("fairseq-preprocess"), "--source-lang", "de", "--target-lang", "en"),
             *(f"--{split}pref=pieces/{split}" for split in SPLITS),
@@ -183,8 +179,9 @@ class Demo:
         self.run_logged(command, log)
 
     def train(self, log: Path) -> None:
-        # A rate that falls to nothing ends so short a training better than inverse_sqrt (README);
-        # it has to know the number of updates beforehand.
+        """Run fairseq-train and print one line per epoch."""
+        # In such a short training, a learning rate that falls to zero is better than inverse_sqrt
+        # (README). It needs the number of updates in advance.
         updates = self.epochs * math.ceil(TRAIN_SENTENCES / SENTENCES_PER_UPDATE)
         command = [
             *(console_command("fairseq-train"), "data"),
@@ -197,20 +194,21 @@ class Demo:
         print()
 
         def show_epoch(line: str) -> None:
-            found = re.search(r"\| valid \| (\{.*\})", line)
-            if found:
-                figures = json.loads(found[1])
-                waited = time.monotonic() - started
+            match = re.search(r"\| valid \| (\{.*\})", line)
+            if match:
+                row = json.loads(match[1])
+                seconds = time.monotonic() - started
                 print(
-                    f"      epoch {figures['epoch']}/{self.epochs}: "
-                    f"valid loss {figures['valid_loss']}, {waited:.0f} s so far",
+                    f"      epoch {row['epoch']}/{self.epochs}: "
+                    f"valid loss {row['valid_loss']}, {seconds:.0f} s so far",
                     flush=True,
                 )
 
         self.run_logged(command, log, on_line=show_epoch)
 
     def translate(self, log: Path) -> None:
-        # Attention without a distribution has nothing to sample: fairseq's own command then.
+        """Translate the test set and write the translations in the order of the sentences."""
+        # stochattn-generate needs random attention; for other archs fairseq-generate is used.
         sampled = is_random(self.arch)
         program = "stochattn-generate" if sampled else "fairseq-generate"
         command = [
@@ -221,16 +219,16 @@ class Demo:
             *(*DATA_OPTIONS, *device_options()),
         ]
         self.run_logged(command, log)
-        found: dict[int, str] = {}
+        translations: dict[int, str] = {}
         for line in log.read_text(encoding="utf-8").splitlines():
             if line.startswith("D-"):
                 number, _, text = line.split("\t")
-                found[int(number.removeprefix("D-"))] = text
-        lines = [found[number] for number in sorted(found)]
+                translations[int(number.removeprefix("D-"))] = text
+        lines = [translations[number] for number in sorted(translations)]
         (self.out / "translations.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def evaluate(self, log: Path) -> None:
-        """Measures of uncertainty on the test part, for the page."""
+        """Measure the uncertainty on the test set, for the page."""
         command = [
             *(console_command("stochattn-evaluate"), "data", "--gen-subset", "test"),
             *("--path", "checkpoints/checkpoint_best.pt", "--samples", str(SAMPLES)),
@@ -239,18 +237,21 @@ class Demo:
         self.run_logged(command, log)
 
     def report(self, log: Path) -> None:
+        """Write the HTML page."""
         command = [console_command("stochattn-report"), ".", "--output", PAGE, *device_options()]
         self.run_logged(command, log)
 
     def score(self, log: Path) -> None:
+        """Score the translations and write result.json."""
         records, translations = self.read_translations()
-        score = judge(records, translations)
+        score = score_translations(records, translations)
         seconds = {name: round(value, 1) for name, value in self.seconds.items()}
-        doubts = self.read_doubts()
+        uncertainties = self.read_uncertainties()
+        labels = [record["ambiguous"] for record in records]
         result = {
             **{"arch": self.arch, "epochs": self.epochs, "seed": self.seed},
             **vars(score),
-            "auroc": auroc(doubts, [x["ambiguous"] for x in records]) if doubts else None,
+            "auroc": auroc(uncertainties, labels) if uncertainties else None,
             "seconds": seconds,
         }
         text = json.dumps(result, indent=2)
@@ -258,73 +259,65 @@ class Demo:
         (self.out / RESULT).write_text(f"{text}\n", encoding="utf-8")
 
     def read_translations(self) -> tuple[list[dict], list[str]]:
+        """Return the records of the test set and their translations."""
         lines = (self.out / "corpus" / "test.jsonl").read_text(encoding="utf-8").splitlines()
         translations = (self.out / "translations.txt").read_text(encoding="utf-8").splitlines()
         if len(lines) != len(translations):
-            raise DemoError(f"{len(translations)} translations of {len(lines)} test sentences")
+            raise DemoError(f"there are {len(translations)} translations of {len(lines)} sentences")
         return [json.loads(line) for line in lines], translations
 
-    def read_doubts(self) -> list:
-        return read_doubts((self.out / "logs" / "translate.log").read_text(encoding="utf-8"))
+    def read_uncertainties(self) -> list[Uncertainty]:
+        """Return the uncertainty of each translation, an empty list for plain attention."""
+        return read_uncertainties((self.out / "logs" / "translate.log").read_text(encoding="utf-8"))
 
     def print_summary(self) -> None:
+        """Print the scores, and the translations with the least and the most certainty."""
         result = json.loads((self.out / RESULT).read_text(encoding="utf-8"))
         print(f"\n{self.arch}: BLEU {result['bleu']:.1f}  ({result['signature']})")
         print(
-            f"right translations: {result['share_unambiguous']:.1%} of the sentences with one "
-            f"right translation,\n                    {result['share_ambiguous']:.1%} of those "
+            f"correct translations: {result['share_unambiguous']:.1%} of the sentences with one "
+            f"correct translation,\n                      {result['share_ambiguous']:.1%} of those "
             "with several"
         )
         records, translations = self.read_translations()
-        doubts = self.read_doubts()
-        if doubts:
-            found = result["auroc"]
+        uncertainties = self.read_uncertainties()
+        if uncertainties:
+            values = result["auroc"]
             print(
-                "unsure where several are right: AUROC "
-                f"{found['surprise']:.2f} by the probability, {found['spread']:.2f} by its spread"
+                "less certain if several are correct: AUROC "
+                f"{values['surprise']:.2f} by the probability, {values['spread']:.2f} by its spread"
             )
-            print(*describe(doubts, records, translations), sep="\n")
-        print(f"{sum(self.seconds.values()):.0f} s in all; everything is in {self.out}")
-        print(f"a page on this run, for your browser: {self.out / PAGE}")
-
-
-def judge(records: list[dict], translations: list[str]) -> Score:
-    """Score translations against the one reference (BLEU) and against all right ones (shares)."""
-    import sacrebleu
-
-    metric = sacrebleu.BLEU()
-    bleu = metric.corpus_score(translations, [[record["en"] for record in records]]).score
-    right: dict[bool, list[bool]] = {False: [], True: []}
-    for record, translation in zip(records, translations, strict=True):
-        right[record["ambiguous"]].append(translation in record["references"])
-    shares = {key: sum(hits) / len(hits) for key, hits in right.items()}
-    return Score(bleu, str(metric.get_signature()), shares[False], shares[True])
+            print(*describe(uncertainties, records, translations), sep="\n")
+        print(f"{sum(self.seconds.values()):.0f} s in total; all files are in {self.out}")
+        print(f"a page about this run, for your browser: {self.out / PAGE}")
 
 
 def is_random(arch: str) -> bool:
-    """Whether an arch of ours has attention to sample from at test time."""
-    from fairseq_stochattn.attention.method import METHODS
+    """Return whether the attention of an arch can be sampled at test time."""
+    import fairseq_stochattn.methods  # noqa: F401  (registers all methods)
+    from fairseq_stochattn.core.method import METHODS
 
     names = [name for name, method in METHODS.items() if method.samples_at_test]
     return any(f"_{name}_" in f"{arch}_" for name in names)
 
 
 def console_command(name: str) -> str:
-    """Find a fairseq command beside the running Python, so that the same environment is used."""
+    """Return the path of a command in the environment of the running Python."""
     path = Path(sys.executable).parent / name
     if not path.is_file():
-        raise DemoError(f"{name} is not installed beside {sys.executable}")
+        raise DemoError(f"{name} is not installed next to {sys.executable}")
     return str(path)
 
 
 def device_options() -> list[str]:
+    """Return the flag for the CPU if there is no GPU."""
     import torch
 
     return [] if torch.cuda.is_available() else ["--cpu"]
 
 
 def own_files(out: Path) -> list[Path]:
-    """List every file a run may leave, so that a new run removes these and no others."""
+    """Return every file that a run may write, so that a new run removes only these."""
     texts = [f"{split}.{language}" for split in SPLITS for language in LANGUAGES]
     binaries = [f"{split}.de-en.{language}" for split in SPLITS for language in LANGUAGES]
     names = {
@@ -342,12 +335,12 @@ def own_files(out: Path) -> list[Path]:
 
 
 def prepare_folder(out: Path) -> None:
-    """Make the output folder, or clear an earlier run of the demo out of it."""
+    """Create the output folder, or remove the files of an earlier run from it."""
     if out.is_dir() and any(out.iterdir()):
         if not (out / MARKER).is_file():
-            raise DemoError(f"{out} holds other files: give a new folder with --out")
+            raise DemoError(f"{out} contains other files: give a new folder with --out")
         state = "a finished" if (out / RESULT).is_file() else "an unfinished"
-        print(f"{out} holds {state} run of this demo; its files are made afresh")
+        print(f"{out} contains {state} run of this demo, which is replaced")
         for path in own_files(out):
             path.unlink(missing_ok=True)
     (out / "logs").mkdir(parents=True, exist_ok=True)
@@ -355,22 +348,29 @@ def prepare_folder(out: Path) -> None:
 
 
 def positive(text: str) -> int:
+    """Parse an integer of at least 1."""
     value = int(text) if text.isdecimal() else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
     return value
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("demo-run"), help="default: %(default)s")
-    parser.add_argument("--arch", default="transformer_babn", help="default: %(default)s")
-    parser.add_argument("--epochs", type=positive, default=4, help="default: %(default)s")
-    parser.add_argument("--seed", type=positive, default=1, help="default: %(default)s")
-    arguments = parser.parse_args(argv)
-    demo = Demo(arguments.out, arguments.arch, arguments.epochs, arguments.seed)
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("demo-run"), help="output folder (default: %(default)s)")
+    add("--arch", default="transformer_babn", help="arch to train (default: %(default)s)")
+    add("--epochs", type=positive, default=4, help="epochs of training (default: %(default)s)")
+    add("--seed", type=positive, default=1, help="seed of corpus and training (default: 1)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all steps and print the summary."""
+    args = build_parser().parse_args(argv)
+    demo = Demo(args.out, args.arch, args.epochs, args.seed)
     actions = (
-        *(demo.make_corpus, demo.cut_into_pieces, demo.binarise),
+        *(demo.make_corpus, demo.split_into_pieces, demo.binarise),
         *(demo.train, demo.translate, demo.score, demo.evaluate, demo.report),
     )
     try:
@@ -382,7 +382,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"run.py: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nstopped; start again to make the files afresh", file=sys.stderr)
+        print("\nstopped; the next run replaces the files of this one", file=sys.stderr)
         return 130
     return 0
 

@@ -1,4 +1,4 @@
-"""What the demo makes of stochattn-generate's U- lines: which translations it is unsure of."""
+"""Read the U- lines of stochattn-generate and rank translations by their uncertainty."""
 
 from __future__ import annotations
 
@@ -6,53 +6,56 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Doubt:
-    """How unsure the model is of one translation, over samples of its attention, in bits."""
+class Uncertainty:
+    """The uncertainty of one translation over samples of the attention, in bits."""
 
-    surprise: float  # −log₂ of the translation's probability, mean over the samples
-    spread: float  # standard deviation of that
+    surprise: float  # −log₂ probability of the translation, mean over the samples
+    spread: float  # its standard deviation over the samples
 
 
-def read_doubts(log: str) -> list[Doubt]:
-    """The U- lines of a log in the order of the sentences; empty if it has none."""
-    found: dict[int, Doubt] = {}
+def read_uncertainties(log: str) -> list[Uncertainty]:
+    """Return the U- lines of a log in the order of the sentences; empty if there are none."""
+    rows: dict[int, Uncertainty] = {}
     for line in log.splitlines():
         if line.startswith("U-"):
             number, mean, spread, _ = line.split("\t")
-            found[int(number.removeprefix("U-"))] = Doubt(-float(mean), float(spread))
-    return [found[number] for number in sorted(found)]
+            rows[int(number.removeprefix("U-"))] = Uncertainty(-float(mean), float(spread))
+    return [rows[number] for number in sorted(rows)]
 
 
-def auroc(doubts: list[Doubt], ambiguous: list[bool]) -> dict[str, float]:
-    """How often an ambiguous sentence has the greater doubt than another one: 0.5 is chance.
+def auroc(uncertainties: list[Uncertainty], ambiguous: list[bool]) -> dict[str, float]:
+    """Return how often an ambiguous sentence is less certain than another one; 0.5 is chance.
 
-    By the surprise, which counts all doubt, and by the spread, which only sampling shows.
+    The surprise measures the total uncertainty, the spread the part that sampling shows.
     """
     from sklearn.metrics import roc_auc_score
 
     return {
-        name: float(roc_auc_score(ambiguous, [getattr(doubt, name) for doubt in doubts]))
+        name: float(roc_auc_score(ambiguous, [getattr(row, name) for row in uncertainties]))
         for name in ("surprise", "spread")
     }
 
 
 def describe(
-    doubts: list[Doubt], records: list[dict], translations: list[str], shown: int = 3
+    uncertainties: list[Uncertainty], records: list[dict], translations: list[str], shown: int = 3
 ) -> list[str]:
-    """The sentences the model is least and most sure of, for the terminal."""
-    order = sorted(range(len(doubts)), key=lambda number: -doubts[number].surprise)
+    """Return lines for the terminal: the least and the most certain translations."""
+    order = sorted(range(len(uncertainties)), key=lambda number: -uncertainties[number].surprise)
     tenth = order[: max(1, len(order) // 10)]
     share = sum(records[number]["ambiguous"] for number in tenth) / len(tenth)
-    everywhere = sum(record["ambiguous"] for record in records) / len(records)
-    shares = f"of the least sure tenth {share:.0%} are ambiguous, of all {everywhere:.0%}"
-    lines = [f"least sure of ({shares}):"]
-    rows = [*order[:shown], None, *order[-2:]]
-    for number in rows:
-        if number is None:
-            lines.append("most sure of:")
-            continue
-        possible = len(records[number]["references"])
-        doubt = doubts[number]
-        lines.append(f"  {doubt.surprise:5.2f} ± {doubt.spread:.2f} bits  {translations[number]}")
-        lines.append(f"    {records[number]['de']}  [{possible} possible]")
-    return lines
+    share_of_all = sum(record["ambiguous"] for record in records) / len(records)
+
+    def show(number: int) -> list[str]:
+        row, possible = uncertainties[number], len(records[number]["references"])
+        return [
+            f"  {row.surprise:5.2f} ± {row.spread:.2f} bits  {translations[number]}",
+            f"    {records[number]['de']}  [{possible} possible]",
+        ]
+
+    return [
+        f"least certain ({share:.0%} of the least certain tenth are ambiguous, "
+        f"{share_of_all:.0%} of all):",
+        *(line for number in order[:shown] for line in show(number)),
+        "most certain:",
+        *(line for number in order[-2:] for line in show(number)),
+    ]

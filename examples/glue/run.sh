@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Import a pretrained encoder, prepare a task, fine-tune, predict and score:
+# Imports a pretrained encoder, prepares a task, fine-tunes, predicts and scores:
 #   MODEL=FOLDER examples/glue/run.sh TASK [OUT] [flags for fairseq-train …]
-# TASK is a GLUE task, e.g. MRPC, or ANLI, PAWS, IMDb, CLINC150, CoNLL-2003, WNUT-17 (entities), SWAG, DREAM, HellaSWAG
-# (multiple choice). MODEL is a folder in Hugging Face's layout (BERT or RoBERTa). METHOD is the attention:
+# TASK is a GLUE task such as MRPC, or ANLI, PAWS, IMDb, CLINC150, CoNLL-2003 or WNUT-17 (entities), SWAG,
+# DREAM or HellaSWAG (multiple choice). MODEL is a folder in Hugging Face's layout (BERT or RoBERTa). METHOD
+# is the attention:
 #   deterministic    the default; CRITERION=freelb or smart trains it adversarially
 #   babn, bam        Bayesian attention
 #   alignment        with ALIGNMENT=gan, ot or ct (default)
-#   asa              adversarial masks, with TAU as the price of a mask
-#   bernoulli, scheduled, magnitude    the same with masks that are not learnt
+#   asa              adversarial masks; TAU is the weight of the penalty on masks
+#   bernoulli, scheduled, magnitude    the same with masks that are not learned
 #   attendout        a learned dropout of attention
 #   layerdrop, cell_dropout            the same without learning
-# PRESET is a file of configs/ without its ending, by default small. CORPUS=FOLDER has the task's files,
-# which are downloaded otherwise. What is there already is kept.
+# PRESET is the name of a file in configs/, without .sh; by default small. CORPUS=FOLDER contains the files
+# of the task; without it they are downloaded. Existing data is reused; an interrupted training continues.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -51,20 +52,20 @@ case $METHOD in
   asa) objective=(--criterion asa --asa-tau "${TAU:-0.3}") ;;
   attendout) objective=(--criterion attendout) ;;
   bernoulli | scheduled | magnitude) objective=(--criterion asa) ;;
-  *) echo "no METHOD '$METHOD', see the head of $0" >&2; exit 1 ;;
+  *) echo "METHOD=$METHOD is unknown: the comment at the top of $0 lists the methods" >&2; exit 1 ;;
 esac
 if [ -n "$CRITERION" ] && [ "$METHOD" != deterministic ]; then
-  echo "CRITERION goes with METHOD=deterministic, $METHOD has its own" >&2; exit 1
+  echo "CRITERION=$CRITERION needs METHOD=deterministic: METHOD=$METHOD sets its own criterion" >&2; exit 1
 fi
 device=(); python3 -c 'import torch, sys; sys.exit(torch.cuda.is_available())' && device=(--cpu)
 
 mkdir -p "$out"
 imported=$out/imported
 [ -f "$imported/model.pt" ] ||
-  stochattn-import "${MODEL:?"MODEL=FOLDER, a pretrained encoder"}" "$imported" --arch roberta_deterministic
+  stochattn-import "${MODEL:?"set MODEL to the folder of an encoder"}" "$imported" --arch roberta_deterministic
 python3 "$root/data-prep/${prepare[0]}" "${prepare[@]:1}" --out "$out/$task/data" \
   --model-from "$imported" ${CORPUS:+--from "$CORPUS"}
-# The model's own flags, which the import has noted; the arch is the method's.
+# The flags of the model are in the manifest of the import; the arch comes from METHOD.
 read -ra model <<< "$(python3 -c '
 import json, sys
 print(json.load(open(sys.argv[1]))["model"]["flags"])' "$imported/manifest.json")"
@@ -73,7 +74,7 @@ import json, sys
 sys.exit(not json.load(open(sys.argv[1]))["model"]["two_separators"])' "$imported/manifest.json" &&
   separator=(--separator-token 2)
 shape=(--num-classes "$classes") batches=
-[ $kind != sentence_prediction ] || batches=_by_length  # of like length: less padding
+[ $kind != sentence_prediction ] || batches=_by_length  # batches of similar length have less padding
 [ $kind != token_tagging ] || shape=() separator=() report=(--best-checkpoint-metric f1)
 run=$out/$task/$NAME
 fairseq-train "$out/$task/data" "${model[@]}" --user-dir "$root/fairseq_stochattn" \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The paper's Table 8: repulsion on a part of the heads only.
+# The paper's Table 8: repulsion on only a part of the heads.
 #   examples/repulsive/ablation.sh CONFIG [OUT] [flags for fairseq-train …]
-# One run a row, into OUT/<row>; rows that are there already are kept. BLEU of all rows at the end.
+# One run per row, into OUT/<row>. Rows that exist already are kept. Prints the BLEU of all rows at the end.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 config=${1:?"which configuration? see examples/translation/configs"}

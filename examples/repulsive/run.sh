@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# examples/translation/run.sh with METHOD=repulsive unless another one is asked for.
+# Runs examples/translation/run.sh with METHOD=repulsive, unless METHOD is set.
 METHOD=${METHOD:-repulsive} exec "$(dirname "$0")/../translation/run.sh" "$@"

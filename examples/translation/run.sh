@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Prepare the data, train, translate, and score:
+# Prepares the data, trains, translates and scores:
 #   METHOD=babn examples/translation/run.sh CONFIG [OUT] [flags for fairseq-train …]
-# CONFIG is a file of configs/ without its ending. METHOD is one of
+# CONFIG is the name of a file in configs/, without .sh. METHOD is one of
 #   plain         fairseq's own model; CRITERION=freelb or smart trains it adversarially
-#   babn, bam     Bayesian attention, translated with samples
+#   babn, bam     Bayesian attention; translates with samples
 #   alignment     with ALIGNMENT=gan, ot or ct (default); none measures the same without aligning
-#   repulsive     fairseq's own model, repulsive optimizer; RULE=svgd (default), spos or sgld
-#   disagreement  the baseline of repulsive: cosine of head outputs as a regulariser
-#   asa           adversarial masks, with TAU as temperature
-#   bernoulli, scheduled, magnitude  the same with masks that are not learnt
-# CORPUS=FOLDER takes the corpus' files from there instead of downloading them. What is there already
-# is kept: data, and a training that was interrupted. NAME names the run, by default the method.
+#   repulsive     fairseq's own model with the repulsive optimizer; RULE=svgd (default), spos or sgld
+#   disagreement  the baseline of repulsive: the cosine of head outputs as a regulariser
+#   asa           adversarial masks; TAU is the weight of the penalty on masks
+#   bernoulli, scheduled, magnitude  the same with masks that are not learned
+# CORPUS=FOLDER reads the files of the corpus from there instead of downloading them. NAME is the name
+# of the run, by default the method. Existing data is reused; an interrupted training continues.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -43,15 +43,16 @@ case $METHOD in
     if [ "$ALIGNMENT" = none ]; then
       objective=(--criterion alignment --alignment ot --alignment-weight 0 --alignment-log-mmd)
     fi ;;
-  # Behind the configuration's --optimizer, whose flags the base keeps. App. B.2: ε 0.1, weight 0.01.
+  # Comes after the configuration's --optimizer and overrides it; the base keeps its flags.
+  # App. B.2: ε 0.1, weight 0.01 (the defaults).
   repulsive) objective+=(--optimizer repulsive --repulsive-rule "$RULE") ;;
-  disagreement) objective=(--criterion repulsive --diversity disagreement --log-dist) ;;
+  disagreement) objective=(--criterion head_diversity --diversity disagreement --log-dist) ;;
   asa) objective=(--criterion asa --asa-tau "${TAU:-0.3}") ;;
   bernoulli | scheduled | magnitude) objective=(--criterion asa) ;;
-  *) echo "no METHOD '$METHOD', see the head of $0" >&2; exit 1 ;;
+  *) echo "METHOD=$METHOD is unknown: the comment at the top of $0 lists the methods" >&2; exit 1 ;;
 esac
 if [ -n "$CRITERION" ] && [ "$METHOD" != plain ]; then
-  echo "CRITERION goes with METHOD=plain, $METHOD has its own" >&2; exit 1
+  echo "CRITERION=$CRITERION needs METHOD=plain: METHOD=$METHOD sets its own criterion" >&2; exit 1
 fi
 device=(); python3 -c 'import torch, sys; sys.exit(torch.cuda.is_available())' && device=(--cpu)
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Does a classifier know what it was not trained for? Fine-tune a pretrained encoder on the 150 intents of
-# CLINC150, with plain and with Bayesian attention, and evaluate both beside the out-of-scope requests:
+# Is a classifier less sure about requests that it was not trained for? Fine-tunes a pretrained encoder on
+# the 150 intents of CLINC150, with plain and with Bayesian attention, and evaluates both on its test set
+# and on the out-of-scope requests:
 #   MODEL=FOLDER examples/uncertainty/run.sh [OUT] [flags for fairseq-train …]
-# MODEL is a folder in Hugging Face's layout (BERT or RoBERTa). METHODS are those of examples/glue/run.sh,
-# by default deterministic and babn; SAMPLES of the attention, by default 20. CORPUS=FOLDER has
-# data_full.json, which is downloaded otherwise. What is trained already is kept.
+# MODEL is a folder in Hugging Face's layout (BERT or RoBERTa). METHODS are methods of
+# examples/glue/run.sh, by default deterministic and babn. SAMPLES is the number of samples of the
+# attention, by default 20. CORPUS=FOLDER contains data_full.json; without it the file is downloaded.
+# Trained models are kept.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-runs/uncertainty}

@@ -1,4 +1,4 @@
-# Table 6 of the BABN paper and Table 7 of the alignment paper: what both use for ALBERT-base.
+# The settings for ALBERT-base in Table 6 of the BABN paper and Table 7 of the alignment paper.
 FLAGS=(--max-positions 512)
 case $task in
   CoLA) LR=1e-5 BATCH=16 STEPS=5336 WARMUP=320 DROPOUT=0 ;;
@@ -9,6 +9,6 @@ case $task in
   QQP) LR=5e-5 BATCH=128 STEPS=14000 WARMUP=1000 DROPOUT=0.1 ;;
   RTE) LR=3e-5 BATCH=32 STEPS=800 WARMUP=200 DROPOUT=0.1 ;;
   MRPC) LR=2e-5 BATCH=32 STEPS=800 WARMUP=200 DROPOUT=0 ;;
-  *) echo "the papers have no settings for $task" >&2; exit 1 ;;
+  *) echo "PRESET=albert: the papers have no settings for $task" >&2; exit 1 ;;
 esac
 FLAGS+=(--dropout $DROPOUT --attention-dropout $DROPOUT)

@@ -1,5 +1,6 @@
-# Table 5 of the ASA paper, for BERT-base and RoBERTa-base. Of PAWS it has PAWS-QQP, here it is
-# PAWS-Wiki. Texts are not cut at its 64 or 128 tokens. RTE, MRPC and CoLA, which it has not: as STS-B.
+# Table 5 of the ASA paper, for BERT-base and RoBERTa-base. Differences: PAWS here is PAWS-Wiki, in the
+# paper PAWS-QQP; texts are not cut at 64 or 128 tokens. RTE, MRPC and CoLA, which the paper does not have,
+# use the settings of STS-B.
 FLAGS=() WARM=6
 case $task in
   SST-2) LR=2e-5 BATCH=32 EPOCHS=3 EXAMPLES=67349 ;;

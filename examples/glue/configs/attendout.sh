@@ -1,5 +1,6 @@
-# The tasks of the AttendOut paper with BERT-base or RoBERTa-base, three epochs as in its Figure 4. Its
-# appendix, which has the other settings, is not public: rate and batch are the usual ones of BERT.
+# The tasks of the AttendOut paper with BERT-base or RoBERTa-base, three epochs as in its Figure 4. The
+# other settings are in its appendix, which is not public: learning rate and batch size are the usual ones
+# of BERT.
 LR=2e-5 BATCH=32 FLAGS=(--seed 1)
 case $task in
   SST-2) STEPS=6315 ;;
@@ -10,6 +11,6 @@ case $task in
   IMDb) STEPS=2346 ;;
   CoNLL-2003) STEPS=1317 ;;
   SWAG) BATCH=16 STEPS=13791 ;;
-  *) echo "the AttendOut paper has no experiments on $task" >&2; exit 1 ;;
+  *) echo "PRESET=attendout: the AttendOut paper has no experiments on $task" >&2; exit 1 ;;
 esac
 WARMUP=$((STEPS / 10))

@@ -8,6 +8,6 @@ case $task in
   CLINC150) STEPS=1405 ;;  # 1.5 epochs
   *) STEPS=4000 ;;
 esac
-# Half of all attention dropped, AttendOut's own start, is too much for so small a model: on CoLA it learnt nothing.
+# AttendOut's default drops half of the attention at first. On CoLA, a model of this size then learned nothing.
 [ "$METHOD" != attendout ] || FLAGS+=(--attendout-drop 0.1 --attendout-reward losses)
 WARMUP=$((STEPS / 10))

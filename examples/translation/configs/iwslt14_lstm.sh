@@ -1,5 +1,5 @@
-# IWSLT14 German→English, the LSTM of the BABN paper (App. A; 32.77 plain, 33.81 BAM, 34.23 BABN).
-# The paper's 14k BPE, sentences of at most 125 tokens, six sentences a batch, beam 10.
+# IWSLT14 German→English: the LSTM of the BABN paper (App. A; BLEU there: 32.77 plain, 33.81 BAM,
+# 34.23 BABN). As in the paper: 14k BPE, sentences of at most 125 tokens, six sentences per batch, beam 10.
 SOURCE=de TARGET=en
 PREPARE=(prepare_iwslt14.py --size 14000 --max-tokens 125)
 TRAIN=(

@@ -1,4 +1,4 @@
-# IWSLT14 German→English, fairseq's small Transformer and its recipe (34.4 BLEU in the literature).
+# IWSLT14 German→English: fairseq's small Transformer and its recipe (34.4 BLEU in the literature).
 SOURCE=de TARGET=en
 PREPARE=(prepare_iwslt14.py)
 TRAIN=(

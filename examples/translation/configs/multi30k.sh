@@ -1,4 +1,4 @@
-# Multi30k German→English, a small Transformer: About 20 minutes a run on one core.
+# Multi30k German→English: a small Transformer, about 20 minutes per run on one core.
 SOURCE=de TARGET=en
 PREPARE=(prepare_multi30k.py --size 8000)
 TRAIN=(

@@ -1,4 +1,5 @@
-# WMT14 English→German, base Transformer (27.3 BLEU in the literature); written for eight GPUs.
+# WMT14 English→German: base Transformer (27.3 BLEU in the literature), for eight GPUs.
+# METHOD=repulsive also needs --fp16-no-flatten-grads, after OUT.
 SOURCE=en TARGET=de
 PREPARE=(prepare_wmt14.py --size 32000)
 TRAIN=(
