@@ -24,7 +24,7 @@ _consumers: weakref.WeakSet[BackgroundConsumer] = weakref.WeakSet()
 
 
 def stop_loading_at_exit() -> None:
-    """Make every background thread stop after its present batch when Python exits."""
+    """Make every background thread stop after its current batch when Python exits."""
     plain = BackgroundConsumer.run
     if getattr(plain, "stops_at_exit", False):
         return
@@ -61,7 +61,7 @@ def _until_exit(source: Iterable[Any]) -> Iterator[Any]:
 
 
 def _stop_consumers(seconds: float = 10.0) -> None:
-    """Wait until no thread loads batches, but not for ever."""
+    """Stop the threads that load batches, and wait for them for at most ``seconds``."""
     _exiting.set()
     deadline = time.monotonic() + seconds
     for consumer in list(_consumers):

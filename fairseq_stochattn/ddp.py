@@ -1,4 +1,4 @@
-"""Training on several ranks: the CPU, timeouts, and one line if the connection is lost.
+"""Training on several ranks: CPU support, timeouts, and one-line errors for lost connections.
 
 ``apply`` patches fairseq in place, like ``compat.apply``. Without it, a rank that is cut off waits
 for torch's timeout (30 minutes with gloo) and ends with a traceback: fairseq's
@@ -55,8 +55,8 @@ def end_hanging_communication() -> None:
     """Make ``--heartbeat-timeout N`` the timeout of the process group that fairseq trains with.
 
     fairseq's own check sends SIGINT after N seconds without a forward pass, which has no effect
-    while torch communicates. It remains for all other reasons to hang, and waits half as long
-    again, so that the error of the communication comes first.
+    while torch communicates. That check stays, for all other reasons to hang, but it now waits
+    1.5·N seconds, so that the communication error comes first.
     """
     plain = Trainer.__init__
     if getattr(plain, "sets_timeout", False):
@@ -87,7 +87,7 @@ def end_hanging_communication() -> None:
 
 
 def explain_lost_connections() -> None:
-    """Make every rank end with one line if it cannot communicate with the others any more."""
+    """Make every rank end with a one-line error when it loses the connection to the others."""
     for owner, name in (
         (Trainer, "train_step"),
         (Trainer, "valid_step"),
@@ -136,10 +136,10 @@ def lost_connection(error: RuntimeError) -> str | None:
 
 
 def require_one_checkpoint() -> None:
-    """Make the ranks end with one line if they do not all find the same checkpoint.
+    """Make the ranks end with a one-line error if they do not all find the same checkpoint.
 
-    fairseq reads it on rank 0 and broadcasts it. A rank that does not find the file does not take
-    part in the broadcast, and both would wait for each other.
+    fairseq reads the checkpoint on rank 0 and broadcasts it. A rank that does not find the file
+    does not take part in the broadcast, so the ranks would wait for each other.
     """
     plain = Trainer.load_checkpoint
     if getattr(plain, "requires_one_checkpoint", False):

@@ -11,6 +11,8 @@ from omegaconf import DictConfig, open_dict
 
 # Before babn and bam had a prior strength, it was 1, and the noise was the paper's.
 BEFORE_PRIOR_STRENGTH = {"prior_strength": 1.0, "noise": "paper"}
+# Before LSTMs had additive attention, the preset iwslt_de_en had fairseq's.
+OLD_LSTM, NEW_LSTM = "lstm_iwslt_de_en", "lstm_luong_iwslt_de_en"
 
 
 def keep_old_meaning(state: dict[str, Any]) -> None:
@@ -22,8 +24,17 @@ def keep_old_meaning(state: dict[str, Any]) -> None:
         for method in ("babn", "bam"):
             if f"{method}_beta" in model and f"{method}_prior_strength" not in model:
                 old = {f"{method}_{name}": value for name, value in BEFORE_PRIOR_STRENGTH.items()}
-                with open_dict(model) if isinstance(model, DictConfig) else nullcontext():
-                    model.update(old)
+                _update(model, old)
+        for entry in ("_name", "arch"):
+            if model.get(entry) == OLD_LSTM:
+                _update(model, {entry: NEW_LSTM})
+            elif str(model.get(entry)).startswith("lstm_") and "lstm_attention" not in model:
+                _update(model, {"lstm_attention": "general"})
+
+
+def _update(model: MutableMapping, values: dict[str, Any]) -> None:
+    with open_dict(model) if isinstance(model, DictConfig) else nullcontext():
+        model.update(values)
 
 
 def _configurations(state: dict[str, Any]) -> Iterator[MutableMapping]:

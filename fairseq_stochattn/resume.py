@@ -1,7 +1,7 @@
-"""Resumed runs of fairseq train on the batches of an uninterrupted run.
+"""Makes resumed fairseq runs train on the same batches as an uninterrupted run.
 
-fairseq composes the batches once per process, from a permutation with the seed of its first epoch.
-A process that resumes in epoch 4 therefore had other batches than one that started in epoch 1.
+fairseq composes the batches once per process, with a seed that depends on the epoch in which the
+process starts. So a run that resumes in epoch 4 would have other batches than an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ FIRST_EPOCH = 1
 
 
 def apply() -> None:
-    """Compose batches that are reused over epochs with the seed of the first epoch, always.
+    """Patch fairseq: batches that all epochs reuse are always composed with the seed of epoch 1.
 
-    With ``--update-epoch-batch-itr`` and for data that is loaded anew for every epoch, fairseq
-    composes the batches of each epoch with its own seed, which needs no change. May be called
-    several times.
+    With ``--update-epoch-batch-itr``, and if the data is loaded again for every epoch, fairseq
+    composes new batches in each epoch, with the seed of that epoch. This needs no change. May be
+    called several times.
     """
     plain = Trainer.get_train_iterator
     if plain.__module__ == __name__:

@@ -50,7 +50,7 @@ for _ in range(200):
 
 
 def test_ranks_that_share_a_process_group_end_cleanly(tmp_path: Path) -> None:
-    """Without the fix, about three of ten such processes abort."""
+    """Without ``clean_exit.py``, about three of ten such processes abort."""
     for attempt in range(4):
         ranks = [
             subprocess.Popen(

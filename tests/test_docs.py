@@ -1,4 +1,4 @@
-"""The documents tell the truth: their code runs, their names exist."""
+"""The example method in CONTRIBUTING.md works; archs, make targets and files in the docs exist."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DOCUMENTS = [
 def test_the_method_in_contributing_works(
     translation_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One file, one registration line: its archs exist, its flag is known, its loss is logged."""
+    """A method in one file: its archs exist, fairseq-train knows its flag, its loss is logged."""
     document = (ROOT / "CONTRIBUTING.md").read_text()
     source = re.search(r"```python\n(.*?)```", document, re.S).group(1)
     (tmp_path / "temperature_method.py").write_text(source)

@@ -1,8 +1,9 @@
-"""Draw random phrases for numbers, dates, times and prices: one German form, all English ones.
+"""Draw random German phrases for numbers, dates, times and prices, with all English translations.
 
-A phrase has several correct translations only if the German phrase does not determine whether a
-number below 100 is in words or digits, whether the time is a.m. or p.m., or the order of day and
-month. All other phrases have exactly one correct translation.
+A phrase has several correct translations only if the German phrase leaves one of these open:
+whether a number below 100 is in words or digits, whether the time is a.m. or p.m., the order of day
+and month, or the wording of an approximate time ("gegen drei": "around three" or "at about three").
+All other phrases have exactly one correct translation.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def room_number(rng: Random) -> Phrase:
 
 
 def _large_number(rng: Random) -> int:
-    # Most numbers are short: long ones are hard because of their length, not their rare words.
+    # Long numbers are drawn less often: they are hard only because they are long.
     low, high = rng.choices(
         ((100, 999), (1_000, 9_999), (10_000, german.MAX_NUMBER)), weights=(4, 5, 2)
     )[0]

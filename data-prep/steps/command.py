@@ -145,6 +145,12 @@ def parser_for(documentation: str, defaults: translation.Recipe, downloads: bool
         help="use only the first N training pairs, counted before any are dropped; default: all",
     )
     parser.add_argument(
+        "--separate-dictionaries",
+        action="store_true",
+        help="one dictionary per language; by default both languages share one, which "
+        "--share-all-embeddings needs",
+    )
+    parser.add_argument(
         "--shards",
         type=positive_int,
         default=1,
@@ -168,6 +174,7 @@ def recipe_of(
         drop_leaked=args.drop_leaked,
         shards=args.shards,
         first=args.first,
+        separate=args.separate_dictionaries,
         **other,
     )
 
@@ -230,8 +237,9 @@ def prepare_translation(
         return translation.prepare(read(), recipe, folder, args.workers, args.keep_text)
 
     arguments = asdict(recipe)
-    if not recipe.first:  # so that outputs from before this setting existed are still recognised
-        del arguments["first"]
+    for name in ("first", "separate"):
+        if not arguments[name]:  # outputs from before these settings existed are still recognised
+            del arguments[name]
     build_output(args, arguments, files, build, translation.summary)
 
 

@@ -46,10 +46,11 @@ class Recipe:
     max_tokens: int = 175
     ratio: float = 1.5  # highest ratio of the two lengths; 0 means no limit
     clean_on: str = "tokens"  # the unit that the three limits above count: "tokens" or "subwords"
-    valid_every: int = 0  # every n-th clean training pair becomes part of the validation set
+    valid_every: int = 0  # move every n-th clean training pair to the validation set; 0: none
     drop_leaked: bool = False  # drop training pairs that are in the validation or test set
     shards: int = 1
     first: int = 0  # use only this number of pairs from the start of the training set; 0: all
+    separate: bool = False  # one dictionary per language instead of a joined one
 
     @property
     def languages(self) -> tuple[str, str]:
@@ -194,10 +195,13 @@ def split_training(recipe: Recipe, subword_folder: Path) -> list[Path]:
 def binarise(
     recipe: Recipe, subword_folder: Path, out: Path, splits: list[str], workers: int
 ) -> None:
-    """Write what fairseq-preprocess --joined-dictionary writes; all shards share a dictionary."""
-    dictionary = subword_folder / "dict.txt"
-    train = [subword_folder / f"train.{lang}" for lang in recipe.languages]
-    build_dictionary(train, dictionary, workers)
+    """Write what fairseq-preprocess writes, with a joined or separate dictionary for all shards."""
+    groups = [[lang] for lang in recipe.languages] if recipe.separate else [recipe.languages]
+    dictionaries: dict[str, Path] = {}
+    for group in groups:
+        dictionary = subword_folder / f"dict.{'-'.join(group)}.txt"
+        build_dictionary([subword_folder / f"train.{lang}" for lang in group], dictionary, workers)
+        dictionaries |= dict.fromkeys(group, dictionary)
     prefixes = {split: [subword_folder / split] for split in splits}
     if recipe.shards > 1:
         prefixes["train"] = split_training(recipe, subword_folder)
@@ -207,7 +211,7 @@ def binarise(
         here = {split: paths[number] for split, paths in prefixes.items() if len(paths) > number}
         for lang in recipe.languages:
             texts = {split: path.with_name(f"{path.name}.{lang}") for split, path in here.items()}
-            binarise_text(texts, folder, workers, dictionary, f".{pair}.{lang}")
+            binarise_text(texts, folder, workers, dictionaries[lang], f".{pair}.{lang}")
 
 
 def token_stats(recipe: Recipe, out: Path, split: str) -> dict[str, Any]:
@@ -278,7 +282,11 @@ def prepare(
         shutil.rmtree(token_folder)
         shutil.rmtree(subword_folder)
     first = shard_folders(out, recipe.shards)[0]
-    vocabulary = len((first / f"dict.{recipe.target_lang}.txt").read_text("utf-8").splitlines())
+    sizes = {
+        lang: len((first / f"dict.{lang}.txt").read_text("utf-8").splitlines())
+        for lang in recipe.languages
+    }
+    vocabulary = sizes if recipe.separate else sizes[recipe.target_lang]
     return {"recipe": asdict(recipe), "splits": splits, "model": model, "vocabulary": vocabulary}
 
 
@@ -296,7 +304,12 @@ def summary(manifest: dict[str, Any], out: Path) -> str:
         counts = " and ".join(f"{n:,} {lang}" for lang, n in stats["tokens"].items())
         notes.append(f"{counts} tokens, {stats['unknown_rate']:.2%} unknown")
         lines.append(f"  {', '.join(notes)}")
-    lines.append(f"vocabulary: {manifest['vocabulary']} entries, shared by both languages")
+    vocabulary = manifest["vocabulary"]
+    if isinstance(vocabulary, dict):
+        counts = ", ".join(f"{n} {lang}" for lang, n in vocabulary.items())
+        lines.append(f"vocabularies: {counts} entries")
+    else:
+        lines.append(f"vocabulary: {vocabulary} entries, shared by both languages")
     folders = shard_folders(out, manifest["arguments"]["shards"])
     lines.append(f"train with: fairseq-train {shlex.quote(':'.join(map(str, folders)))}")
     return "\n".join(lines)

@@ -129,7 +129,7 @@ class Model:
 def read_sentences(
     path: Path, classes: Sequence[str], limit: int | None, every: int
 ) -> list[tuple[list[str], int]]:
-    """Return words and class index of the first ``limit`` of every n-th sentence."""
+    """Take every ``every``-th sentence; return words and class index of the first ``limit``."""
     rows = islice(read_tsv(TextFile(path), Report(), key="sentence"), every - 1, None, every)
     sentences = [(row["sentence"].split(), row.get("label")) for row in rows][:limit]
     unknown = [label for _, label in sentences if label not in classes]
@@ -150,7 +150,7 @@ def read_synonyms(path: Path) -> dict[str, list[str]]:
 def check_sentences(model: Model, sentences: list[tuple], data: Path, subset: str) -> None:
     """Raise ``InputError`` unless at least 99 % of the sentences have the tokens of the subset.
 
-    Sentences that are split differently would be another test set.
+    If they are split into other tokens, the attack would not measure the prepared test set.
     """
     pad, prepared = model.task.source_dictionary.pad(), {}
     selection = DataSelection(str(data), subset, batch_size=model.batch_size, skip_long=False)

@@ -19,7 +19,7 @@ BACKBONES: dict[str, tuple[str, ...]] = {
         *("--share-decoder-input-output-embed", "--criterion", "label_smoothed_cross_entropy"),
     ),
     "lstm": (
-        *("--task", "translation", "--arch", "lstm{}_iwslt_de_en"),
+        *("--task", "translation", "--arch", "lstm{}_luong_iwslt_de_en"),
         *("--criterion", "label_smoothed_cross_entropy", "--label-smoothing", "0.1"),
     ),
     # The size of MiniLM: 6 layers of width 384, 12 heads.

@@ -1,4 +1,4 @@
-"""Ratios of the running times of a method and of plain fairseq, which take turns.
+"""Measure the running time of a method relative to plain fairseq; the two run alternately.
 
 On a shared machine, two times are comparable only if one is measured right after the other.
 """

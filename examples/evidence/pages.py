@@ -155,10 +155,11 @@ def _readme_rows(suite: SuiteResults) -> Iterator[list[str]]:
                 ]
 
 
-RULE = f"""Whether a method helps, measured on small tasks against plain attention. The rule:
+RULE = f"""These pages compare every method with plain attention on small tasks. The rule:
 
 - Settings are chosen on validation data with seeds 101 to 103.
-- The tables show seeds 1 to 5 (at least {FEWEST_SEEDS}) on test data, run once with these settings.
+- The tables show seeds 1 to 5, or at least {FEWEST_SEEDS} of them, on test data, run once with
+  these settings.
 - Every variant that was tried is listed on the page of its suite.
 
 The results are files in `examples/evidence/results`, one per method and seed. The page
@@ -175,9 +176,9 @@ READING = f"""## How to read the tables
   interval (–).
 - **Paired bootstrap** compares two translations of the same test set, one seed at a time:
   difference in BLEU, 95 % interval over {RESAMPLES:,} resamples of the sentences, and the p-value
-  of sacrebleu's test. It accounts for the choice of test sentences but not for the choice of seed;
-  the interval over seeds does the reverse.
+  of sacrebleu's test. It accounts for the choice of test sentences, but not for the choice of seed.
+  The interval over seeds accounts for the seed, but not for the sentences.
 - **Costs** are ratios to the baseline with the same seed: median (minimum–maximum).
-- **Meters** say whether a method does what it exists for, whatever the result.
+- **Meters** show whether the mechanism of a method works, independently of the result.
 - In the **picture**, the line is the interval, its mark the mean, and the ticks below it are the
   differences of the single seeds."""

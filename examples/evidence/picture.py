@@ -118,7 +118,7 @@ def _panel(
 
 
 def _interval(ax: Axes, height: float, comparison: Comparison) -> None:
-    """Draw the interval, its centre, and small dots for the single seeds."""
+    """Draw the interval, its centre, and small ticks for the single seeds."""
     if comparison.difference is None:
         return
     difference = comparison.difference

@@ -1,10 +1,10 @@
-"""Run the experiments of a suite that are missing: train, evaluate, write one JSON file per run.
+"""Run the missing experiments of a suite: train, evaluate, write one JSON file per run.
 
     python examples/evidence/run.py SUITE [--methods …] [--seeds …] [--jobs N] [--budget MINUTES]
 
-Results that exist are skipped, and interrupted trainings go on where they stopped. Several runners
-may work at the same time. Seeds of 101 and above are for choosing settings: they are evaluated on
-validation data and their results are in the folder tuning.
+Results that exist are skipped, and interrupted trainings go on where they stopped. Several
+processes of this script (runners) may work at the same time. Seeds of 101 and above are for
+choosing settings: they are evaluated on validation data and their results are in the folder tuning.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def attempt(shop: Workshop, run: Run, args: argparse.Namespace) -> str:
-    """Do one run unless another runner does it; return "done", "failed" or "left"."""
+    """Do one run unless another runner is doing it; return "done", "failed" or "left"."""
     result = run.result(args.results)
     try:
         shop.clock.check()

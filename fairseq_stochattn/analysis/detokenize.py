@@ -1,7 +1,7 @@
-"""Turns tokens of prepared data back into text, as the data's manifest says that it was cut.
+"""Turns tokens of prepared data back into text.
 
-``stochattn-prepare`` writes manifest.json into its output. The recipe in it names the kind of
-subwords, and says whether Moses' tokenizer cut the words.
+``stochattn-prepare`` writes manifest.json into its output folder. Its recipe names the kind of
+subwords, and says whether the text was tokenised by Moses' tokenizer.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from ..core.optional import optional_import
 
 logger = logging.getLogger(__name__)
 
-# Kind of subwords in a manifest → the kind by which fairseq's --remove-bpe joins them.
+# Kind of subwords in a manifest → value of fairseq's --remove-bpe that joins them to words.
 _JOINED_AS = {
     "bpe": "subword_nmt",
     "spm-unigram": "sentencepiece",
     "spm-bpe": "sentencepiece",
     "none": None,
 }
-# Subword model next to the data → the same. Used for data without a recipe.
+# File with the subword model → value of --remove-bpe. Used for data without a recipe.
 _MODELS = {"codes": "subword_nmt", "spm.model": "sentencepiece"}
 
 
 @dataclass(frozen=True)
 class TextFormat:
-    """How the text of a data set was cut into tokens."""
+    """How the text of a data set was split into tokens."""
 
-    subwords: str | None = None  # a kind of fairseq's --remove-bpe; None: whole words
-    moses: bool = False  # whether Moses' tokenizer cut the words
+    subwords: str | None = None  # value of fairseq's --remove-bpe; None: whole words
+    moses: bool = False  # whether the text was tokenised by Moses' tokenizer
 
     def detokenizer(self, language: str | None) -> Callable[[str], str]:
-        """Return a function that undoes the tokenizer in a text whose subwords are joined."""
+        """Return a function that detokenises a text whose subwords are already joined."""
         return moses_detokenizer(language or "en") if self.moses else str
 
 
 def read_text_format(data: str) -> TextFormat:
-    """Return how the text in a data folder was cut, or warn in one line if that is not known."""
+    """Return how the text in a data folder was tokenised; warns if it has no recipe."""
     folder = Path(utils.split_paths(data)[0])
     recipe = _recipe(folder)
     if recipe is not None:
@@ -58,7 +58,7 @@ def read_text_format(data: str) -> TextFormat:
 
 
 def _recipe(folder: Path) -> dict[str, Any] | None:
-    """The recipe in the manifest of a data folder, None if there is none of a translation.
+    """The recipe in the manifest of a data folder; None unless it is a recipe for translation.
 
     The manifest of data in several shards is in the folder above them.
     """
@@ -77,7 +77,7 @@ def _recipe(folder: Path) -> dict[str, Any] | None:
 
 
 def moses_detokenizer(language: str) -> Callable[[str], str]:
-    """Return a function that joins the tokens of Moses' tokenizer to text of a language."""
+    """Return a function that undoes Moses' tokenizer in a text of this language."""
     sacremoses = optional_import(
         "sacremoses", "BLEU of detokenised text (or add --tokenized-bleu)", extra="data"
     )

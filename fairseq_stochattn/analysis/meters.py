@@ -1,7 +1,7 @@
 """Computes the meters of a trained model: does its attention method do what it exists for?
 
 The meters are defined in methods/*/meter*.py and explained in docs/meters.md. Those of the heads
-and of the keys and queries are computed for plain models too, so that runs can be compared.
+and of the keys and queries are also computed for plain models, so that runs can be compared.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BATCH_SIZE = 16
 def measure(
     model: nn.Module, question: Question, batches: Batches, max_tokens: int, seed: int = 1
 ) -> dict[str, float]:
-    """The meters of a model in eval mode by name, on some examples of ``batches``.
+    """The meters of a model in eval mode, by name, measured on some examples of ``batches``.
 
     The attention of a plain fairseq model is replaced in place by this package's, which has the
     same outputs (``show_heads``). ``max_tokens`` bounds the size of a forward pass.
@@ -65,7 +65,7 @@ def measure(
 
 
 def some_batches(batches: Batches, max_tokens: int) -> Iterator[dict[str, Any]]:
-    """At most ``EXAMPLES`` of the examples, evenly spread over their order, in small batches."""
+    """Small batches of at most ``EXAMPLES`` examples, evenly spread over those of ``batches``."""
     indices = np.concatenate(list(batches.parts))
     places = np.linspace(0, len(indices) - 1, min(EXAMPLES, len(indices))).round().astype(int)
     chosen = indices[places]
@@ -78,7 +78,7 @@ def some_batches(batches: Batches, max_tokens: int) -> Iterator[dict[str, Any]]:
 def measure_layers(
     model: nn.Module, question: Question, batches: Sequence[dict[str, Any]]
 ) -> dict[str, float]:
-    """The meters that one forward pass per batch gives: noise, keys and queries, heads."""
+    """The meters that need one forward pass per batch: those of noise, keys, queries and heads."""
     groups = find_heads(model)
     heads = [group for group in groups if group.num_heads > 1 and _shows_heads(group)]
     clouds = [group for group in groups if _has_clouds(group)]
@@ -121,7 +121,7 @@ def _shows_heads(group: HeadGroup) -> bool:
 
 
 def _has_clouds(group: HeadGroup) -> bool:
-    """Whether the module is self-attention with projections of keys and queries."""
+    """Whether the module is self-attention whose projected keys and queries can be read."""
     module = group.module
     return isinstance(module, MultiheadAttention) and module.self_attention and _shows_heads(group)
 
@@ -151,7 +151,8 @@ def _cloud_means(
 ) -> dict[str, float]:
     """The meters of keys and queries, averaged over batches and layers.
 
-    If the model has self-attention at two sites, ``mmd_encoder`` and so on are added.
+    If the model has self-attention in encoder and decoder, the result also has the means of each:
+    ``mmd_encoder``, ``mmd_decoder`` and so on.
     """
     by_site: dict[str, list[CloudMeters]] = {}
     for group in groups:
@@ -170,7 +171,7 @@ def _cloud_means(
 
 
 def divergence(question: Question, model: nn.Module, batch: dict[str, Any]) -> Tensor:
-    """The KL between the predictions for a batch without and with masks, summed, a scalar."""
+    """The KL between the predictions without and with masks, summed over a batch, a scalar."""
     inputs = {name: x for name, x in batch.items() if name.startswith("net_input")}
     double = map_rows(inputs, lambda x: torch.cat([x, x]), size=len(batch["id"]))
     with paired_batch():
@@ -203,7 +204,7 @@ def loss_by_example(question: Question, model: nn.Module, batch: dict[str, Any])
 
 
 def _slices(question: Question, model: nn.Module, features: Tensor) -> list[slice]:
-    """Parts of the positions (n, d) whose probabilities over all classes fit into memory."""
+    """Slices of the n positions, so short that the probabilities of all classes fit into memory."""
     classes = question.log_probs(model, features[None, :1]).size(-1)
     size = max(1, ELEMENTS // classes)
     return [slice(start, start + size) for start in range(0, len(features), size)]

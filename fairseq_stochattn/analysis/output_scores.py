@@ -78,10 +78,10 @@ def score_outputs(
 
 
 def one_query_row_per_source(models: Sequence[nn.Module]) -> AbstractContextManager[None]:
-    """Within the block, attention expects one hypothesis per source.
+    """Within the block, set ``beam_size`` to 1 in all attention modules.
 
-    Otherwise it would expect as many as beam search last set: ``beam_size`` is the number of
-    hypotheses that share the keys of a source.
+    It is the number of hypotheses that share the keys of one source, and would otherwise still have
+    the value of the last beam search.
     """
     modules = [m for model in models for m in model.modules() if hasattr(m, "beam_size")]
     return switched(modules, "beam_size", 1)

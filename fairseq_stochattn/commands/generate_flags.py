@@ -23,7 +23,7 @@ _FINITE = (
     *("lenpen", "unkpen", "temperature", "max_len_a", "lm_weight", "sampling_topp"),
     *("diverse_beam_strength", "diversity_rate"),
 )
-_SIZES = ("max_tokens", "batch_size")  # of the group ``dataset``
+_SIZES = ("max_tokens", "batch_size")  # flags in the group ``dataset`` of fairseq's configuration
 
 
 def parse_flags(prog: str, flags: Sequence[str]) -> DictConfig:
@@ -77,7 +77,7 @@ def check_flags(config: DictConfig) -> None:
 
 
 def _check_sampling(search: Any) -> None:
-    """Raise ``InputError`` for flags of sampling that do not go together."""
+    """Raise ``InputError`` for sampling flags with bad values or in a bad combination."""
     if not search.sampling:
         return
     if search.nbest != search.beam:

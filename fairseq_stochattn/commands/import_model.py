@@ -11,7 +11,7 @@ from ..pretrained.import_huggingface import MODEL, import_folder
 from .command import OneLineParser, command
 
 DESCRIPTION = (
-    "Write a pretrained BERT, RoBERTa or ELECTRA of Hugging Face's format as a fairseq checkpoint."
+    "Write a pretrained BERT, RoBERTa or ELECTRA in Hugging Face's format as a fairseq checkpoint."
 )
 
 
@@ -19,7 +19,7 @@ DESCRIPTION = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Import the model and print the commands that prepare data for it and train it."""
     args = build_parser().parse_args(argv)
-    # fairseq prints log messages of every level, including those of hydra.
+    # fairseq shows all log messages, also those of hydra, which are of no use here.
     logging.getLogger("hydra").setLevel(logging.WARNING)
     flags = import_folder(args.source, args.output, args.arch, args.force)
     print(f"data:  stochattn-prepare CORPUS … --model-from {shlex.quote(str(args.output))}")

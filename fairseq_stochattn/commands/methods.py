@@ -55,7 +55,7 @@ def list_methods(all_archs: bool) -> Iterator[str]:
     for name, method in METHODS.items():
         yield f"\n{name}: {_summary(method)}"
         archs = [arch for arch in PLAIN_ARCHS if _is_arch_of(arch, name)]
-        shown = archs if all_archs else [a for a in archs if PLAIN_ARCHS[a] in BACKBONES]
+        shown = archs if all_archs else [a for a in archs if a.endswith(f"_{name}")]
         yield from (f"  --arch {arch}" for arch in shown)
         yield from _flags(settings_flags(method.Settings))
 
@@ -117,11 +117,7 @@ def _flags(config: type[FairseqDataclass], without: Container[str] = ()) -> list
 
 def _is_arch_of(arch: str, method: str) -> bool:
     """Return whether ``arch`` is ``<backbone>_<method>``, optionally followed by a preset."""
-    plain = PLAIN_ARCHS[arch]
-    return any(
-        plain.startswith(backbone) and arch == f"{backbone}_{method}{plain[len(backbone) :]}"
-        for backbone in BACKBONES
-    )
+    return any(f"{arch}_".startswith(f"{backbone}_{method}_") for backbone in BACKBONES)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ def norms(x: Tensor, order: float) -> Tensor:
 class Ascent:
     """One step of projected gradient ascent: δ ← project(δ + lr · g/‖g‖).
 
-    g is the gradient of δ. The projection makes ‖δ‖ at most ``radius``.
+    g is the gradient of the objective with respect to δ. The projection makes ‖δ‖ at most
+    ``radius``.
     """
 
     lr: float
@@ -43,7 +44,7 @@ class Ascent:
     order: float  # order of the norm: 2 or inf
 
     def project(self, delta: Tensor) -> Tensor:
-        """Project δ (B, T, C), sentence by sentence, onto the ball with the radius."""
+        """Project δ (B, T, C), sentence by sentence, onto the ball of radius ``radius``."""
         if self.radius == 0:
             return delta
         if self.order == math.inf:
@@ -51,7 +52,7 @@ class Ascent:
         return delta * (self.radius / norms(delta, self.order)).clamp(max=1.0)
 
     def __call__(self, delta: Tensor, grad_delta: Tensor) -> Tensor:
-        """Return the next δ (B, T, C). A sentence with a zero or infinite gradient keeps its δ."""
+        """Return the next δ (B, T, C). A sentence with a zero or non-finite gradient keeps δ."""
         length = norms(grad_delta, self.order)
         usable = length.isfinite() & (length > 0)
         step = torch.where(usable, grad_delta / length, torch.zeros_like(grad_delta))
@@ -87,7 +88,7 @@ class Perturbation:
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """Within the block, in which one loss of the batch is computed, perturb the embeddings."""
+        """Perturb the embeddings within the block, which must compute one loss of the batch."""
         forward_passes = count()
 
         def perturb(embedded: Tensor, real: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ class Perturbation:
         No other tensor receives a gradient.
         """
         loss = ASCENT_SCALE * objective.sum()
-        # LayerDrop may skip all cross-attention: the loss then does not depend on the source.
+        # LayerDrop may skip all cross-attention: the loss then does not depend on δ.
         grad_deltas = torch.autograd.grad(
             loss, self.deltas, retain_graph=True, allow_unused=True, materialize_grads=True
         )

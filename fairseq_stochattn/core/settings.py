@@ -16,8 +16,8 @@ def setting(default: Any, help: str, flag: str = "", flag_default: Any = MISSING
     """A dataclass field with a help text.
 
     ``flag`` names the fairseq flag, without dashes in front; the default is ``<method>_<field>``.
-    ``flag_default`` is the flag's default where it differs from the setting's, for methods that a
-    flag switches on: ``--alignment none``.
+    ``flag_default`` is the default of the flag if it differs from that of the setting. It is used
+    for methods that a flag switches on, such as ``--alignment``, whose default is ``none``.
     """
     metadata = {"help": help, "flag": flag}
     if flag_default is not MISSING:

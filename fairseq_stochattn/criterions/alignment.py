@@ -1,9 +1,9 @@
-"""``--criterion alignment``: alignment attention's objective, Eq. 1.
+"""``--criterion alignment``: the objective of alignment attention (Zhang et al. 2021, Eq. 1).
 
 The objective is the task's own loss plus w(t) times the alignment loss. The alignment loss carries
 its own weight and schedule (``--alignment-weight``, ``-start``, ``-warmup``); this criterion only
-adds a check that the model has alignment attention. Logged: ``align`` (averaged over samples, heads
-and layers), ``align_weight``, ``objective``.
+adds a check that the model has alignment attention. Logged: ``align`` (averaged over sentences,
+heads and layers), ``align_weight``, ``objective``.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class AttendOutCriterion(AttentionLosses):
         return step
 
     def end_round(self, optimizer: Any) -> None:
-        """Score both players on one sample of the reward set and finish the round."""
+        """Score both players on random examples of the reward set and finish the round."""
         random = self.loop.random()
         indices = self.reward_set.draw(self.settings.samples or self.settings.steps, random)
         players = self.loop.attacker, self.loop.defender

@@ -1,13 +1,13 @@
 """``--criterion elbo``: the task's own loss plus the annealed KL of Bayesian attention.
 
 ELBO = log p(y|x, S) − w(t)·KL, where S is a sample of the attention and w(t) the weight at update
-t. With w = 1 and ``--kl-reduction sum`` it is a lower bound of log p(y|x). The KL carries its own
-weight, schedule and reduction (the flags ``--kl-…``), so the objective is the same under every
-criterion of this package. Every criterion logs ``kl``, ``kl_weight`` and ``noise``; only this one
-also logs ``nll`` and ``elbo``. Losses are logged in nats per target.
+t. With w = 1 and ``--kl-reduction sum``, its mean over S is a lower bound of log p(y|x). The KL
+carries its own weight, schedule and reduction (the flags ``--kl-…``), so the objective is the same
+under every criterion of this package. Every criterion logs ``kl``, ``kl_weight`` and ``noise``;
+only this one also logs ``nll`` and ``elbo``. ``kl``, ``nll`` and ``elbo`` are in nats per target.
 
-In validation, the task's loss and ``nll`` are those of the mean attention, which the model is used
-with. A second pass with sampled attention gives ``nll_sampled``, ``kl`` and ``elbo``.
+In validation, the task's loss and ``nll`` are those of the mean attention, as at test time. A
+second pass with sampled attention gives ``nll_sampled``, ``kl`` and ``elbo``.
 """
 
 from __future__ import annotations

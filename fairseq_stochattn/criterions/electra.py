@@ -1,12 +1,13 @@
 """ELECTRA's objective (Clark et al. 2020, §2): masked language modelling + λ · replaced tokens.
 
-    −1/n Σ_masked log p_G(x_t) − λ/N Σ_all log p_D(x̂_t is x_t or not),  λ = 50
+    −1/n Σ_masked log p_G(x_t) − λ/N Σ_all log p_D(whether x̂_t = x_t),  λ = 50
 
-N is the number of tokens of a batch. n = p·N, with p = ``--mask-prob``, is the expected number of
-masked tokens, not the number in this batch, so that the losses of accumulated batches and of ranks
-add up. Logged in bits, as fairseq does: ``loss``, ``mlm_loss`` per masked token, ``rtd_loss`` per
-token. Logged in per cent: ``replaced`` (the share of replaced tokens), ``rtd_accuracy`` over all
-tokens, ``rtd_recall`` over the replaced ones.
+x are the original tokens; in x̂ the masked ones are replaced by samples of the generator G. D is
+the discriminator. N is the number of tokens of a batch. n = p·N, with p = ``--mask-prob``, is the
+expected number of masked tokens, not the number in this batch, so that the losses of accumulated
+batches and of ranks add up. Logged in bits, as fairseq does: ``loss``, ``mlm_loss`` per masked
+token, ``rtd_loss`` per token. Logged in per cent: ``replaced`` (the share of replaced tokens),
+``rtd_accuracy`` over all tokens, ``rtd_recall`` over the replaced ones.
 """
 
 import math
@@ -86,10 +87,11 @@ class ElectraCriterion(FairseqCriterion):
         return negative_log_likelihood(extra["guesses"], extra["probabilities"], targets[masked])
 
     def chance(self, model: nn.Module, sample: dict[str, Any], masked: Tensor) -> Tensor | None:
-        """Uniform numbers (n,) from which the generator's replacements are sampled.
+        """One uniform number per masked token, from which the generator's replacement is sampled.
 
-        In training None: the model draws them itself, following fairseq's seed. In validation they
-        depend only on the seed and the sentence, so every epoch sees the same replacements.
+        In training it is None, and the model draws the numbers from torch's generator, which
+        fairseq seeds. In validation they depend only on the seed and the sentence, so that every
+        epoch has the same replacements.
         """
         if model.training:
             return None

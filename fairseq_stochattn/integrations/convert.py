@@ -15,6 +15,9 @@ from ..core.settings import Settings
 from ..core.stack import AttentionStack, build_stacks, check_order
 from .torch_attention import StochasticTorchAttention, attention_sites, refuse_scripted
 
+# With these settings, the mean of the attention is plain attention.
+EXACT_BABN = ", or train with BABN(sigma=0, noise='full')"
+
 
 def convert(
     model: nn.Module,
@@ -27,8 +30,9 @@ def convert(
     ``convert(model, BABN(), sites="encoder", layers="0,2")``. The model may be any module that
     contains ``nn.MultiheadAttention``: ``nn.TransformerEncoder``, ``nn.Transformer``, your own.
     Its weights are kept. In eval mode the mean of the attention is used instead of samples; it
-    equals plain attention (``BABN`` with ``sigma`` above 0 differs by about ``sigma``). The methods
-    add their own parameters, so build the optimizer afterwards.
+    equals plain attention, except for ``BABN`` with ``sigma`` above 0 (which differs by about
+    ``sigma``) or with ``noise="cut"``. The methods add their own parameters, so build the optimizer
+    afterwards.
 
     ``sites`` is ``all``, or some of ``encoder``, ``decoder`` and ``cross``, separated by commas
     (``"encoder,cross"``) or in a list (``["encoder", "cross"]``). ``layers`` is ``all``, ``first``,
@@ -69,8 +73,8 @@ def revert(model: nn.Module, exact: bool = True) -> nn.Module:
     """Undo ``convert``, in place: plain attention with the trained weights; returns the model.
 
     In eval mode most methods compute plain attention, so reverting does not change the outputs.
-    For the others (``BABN`` with ``sigma`` above 0) ``revert`` raises an error; ``exact=False``
-    reverts anyway, and the outputs change a little.
+    For the others (``BABN`` with ``sigma`` above 0 or ``noise="cut"``) ``revert`` raises an error;
+    ``exact=False`` reverts anyway, and the outputs change a little.
     """
     converted = [m for m in model.modules() if isinstance(m, StochasticTorchAttention)]
     if not converted:
@@ -81,7 +85,7 @@ def revert(model: nn.Module, exact: bool = True) -> nn.Module:
                 raise InputError(
                     f"with these settings {name} does not compute plain attention in eval mode, "
                     "so reverting changes the outputs; call revert(model, exact=False) to revert "
-                    "anyway" + (", or train with BABN(sigma=0)" if name == "babn" else "")
+                    "anyway" + EXACT_BABN * (name == "babn")
                 )
     _release(converted)
     _remove_hooks(model)

@@ -31,7 +31,7 @@ class StochasticTorchAttention(HasHeadHooks, nn.MultiheadAttention):
 
     @property
     def _qkv_same_embed_dim(self) -> bool:
-        """False, so that ``nn.TransformerEncoderLayer`` does not skip our forward pass in eval.
+        """False, so that ``nn.TransformerEncoderLayer`` does not bypass our forward pass in eval.
 
         It uses its fused kernel only if this is True. The property hides the instance's own value
         without changing it, so ``release`` restores it.
@@ -193,7 +193,7 @@ def _as_padding(mask: Tensor | None) -> Tensor | None:
 def _one_more_key(
     padding: Tensor | None, attn_mask: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Both masks with one more key that every query sees."""
+    """Append to both masks one key that every query may attend to."""
     return tuple(None if mask is None else F.pad(mask, (0, 1)) for mask in (padding, attn_mask))
 
 

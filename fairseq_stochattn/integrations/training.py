@@ -1,4 +1,4 @@
-"""Helpers for your own training loop: collect the methods' losses, run adversarial masks."""
+"""Helpers for your own training loop: collect the methods' losses, apply adversarial masks."""
 
 from __future__ import annotations
 

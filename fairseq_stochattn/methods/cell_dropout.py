@@ -24,9 +24,10 @@ class CellDropout(Settings):
 
     p: str = setting(
         "0.1",
-        "probability to drop a (query, key) pair, in addition to any --attention: a number such as "
-        "0.1, a schedule of update:probability points such as 0:0.6,5000:0.2 (linear in between), "
-        "or one of these per layer, joined by /; in the archs *_cell_dropout the default is 0.1",
+        "probability to drop a (query, key) pair: a number such as 0.1, a schedule of "
+        "update:probability points such as 0:0.6,5000:0.2 (linear in between), or one of these per "
+        "layer, joined by /; can be combined with any --attention; in the archs *_cell_dropout the "
+        "default is 0.1",
         flag="cell_dropout",
         flag_default=None,
     )

@@ -22,8 +22,8 @@ class LayerDrop(Settings):
 
     p: float = setting(
         0.2,
-        "probability to skip the attention of a layer, in addition to any --attention: the layer "
-        "then attends uniformly (Eq. 4); in the archs *_layerdrop the default is 0.2",
+        "probability to skip the attention of a layer, which then attends uniformly (Eq. 4); can "
+        "be combined with any --attention; in the archs *_layerdrop the default is 0.2",
         flag="attention_layerdrop",
         flag_default=0.0,
     )
@@ -47,7 +47,7 @@ class LayerDropAttention(AttentionMethod):
         """logits (B, H, T, S), or zeros if the layer is skipped."""
         if not self.stochastic or self.settings.p == 0:
             return logits
-        # masked_fill instead of new zeros: W_Q and W_K then receive a gradient of 0, and
+        # masked_fill instead of new zeros gives W_Q and W_K a gradient of 0 instead of none:
         # DistributedDataParallel waits for a gradient of every parameter.
         skipped = torch.rand((1, 1, 1, 1), device=logits.device) < self.settings.p
         return logits.masked_fill(skipped, 0.0)

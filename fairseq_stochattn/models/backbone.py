@@ -10,8 +10,8 @@ each of fairseq's presets: from ``transformer_iwslt_de_en`` follows
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ClassVar
 
@@ -44,6 +44,8 @@ class Backbone:
     owners: Callable[[nn.Module], Sequence[nn.Module]]  # the model's encoders and decoders
     mixins: tuple[type, ...] = ()  # base classes in front of ``model`` that change its behaviour
     extra_config: type[FairseqDataclass] = FairseqDataclass  # flags that fairseq's model lacks
+    # Presets that exist only with a method, because plain fairseq lacks some of their flags.
+    presets: Mapping[str, Callable[[Any], None]] = field(default_factory=dict)
     # Applies the flags of ``extra_config`` to the model after its attention was replaced.
     finish: Callable[[nn.Module, Namespace], None] = lambda model, config: None
 
@@ -163,20 +165,23 @@ def _register_pair(backbone: Backbone, method: str) -> None:
         if not plain.startswith(backbone.name):
             continue
         arch = name + plain[len(backbone.name) :]
-        preset = _preset(plain, method)
+        preset = _preset(ARCH_CONFIG_REGISTRY[plain], method)
         if arch == name:
             # register_model has registered an empty preset under this name: replace it.
             ARCH_CONFIG_REGISTRY[arch] = preset
         else:
             register_model_architecture(name, arch)(preset)
         PLAIN_ARCHS[arch] = plain
+    for ending, defaults in backbone.presets.items():
+        register_model_architecture(name, f"{name}_{ending}")(_preset(defaults, method))
+        PLAIN_ARCHS[f"{name}_{ending}"] = backbone.name
 
 
-def _preset(plain: str, method: str) -> Callable[[Any], None]:
-    """Return the function that sets the defaults of the arch ``plain``, then the method's."""
+def _preset(plain: Callable[[Any], None], method: str) -> Callable[[Any], None]:
+    """Return an arch function that sets the defaults of ``plain``, then those of the method."""
 
     def preset(args: Any) -> None:
-        ARCH_CONFIG_REGISTRY[plain](args)
+        plain(args)
         set_defaults(args, **_defaults(method))
 
     return preset

@@ -53,8 +53,8 @@ class ElectraConfig(FairseqDataclass):
     generator_size: Optional[float] = field(
         default=None,
         metadata={
-            "help": "size of the generator as a share of the discriminator: width, feed-forward "
-            "width and number of heads"
+            "help": "size of the generator (width, feed-forward width and number of heads) as a "
+            "fraction of the discriminator's"
         },
     )
 

@@ -1,8 +1,8 @@
 """The optimizers of fairseq that ``--optimizer repulsive`` can wrap, and their flags.
 
 The wrapped optimizer is called the base. A flag that several bases share may have different
-defaults (``--momentum`` is 0 for sgd and 0.99 for nag). So every flag of a base is None unless it
-is given, and the chosen base fills in its own default.
+defaults (``--momentum`` is 0 for sgd and 0.99 for nag). So all flags of bases are None by default,
+and the chosen base replaces None by its own default.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class Repulsive(FairseqOptimizer):
         return super().clip_grad_norm(max_norm, aggregate_norm_fn) / factor
 
     def _log_meters(self) -> None:
-        """Log whether the heads differ; here, since the criterion may be one of fairseq's own."""
+        """Log the cosine of the heads; not left to the criterion, which may be fairseq's own."""
         if self.meters.due(self.num_updates()):
             cosine = head_cosine([(system.num_heads, system.parts) for system in self.systems])
             if cosine is not None:

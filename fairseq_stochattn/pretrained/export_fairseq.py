@@ -27,6 +27,7 @@ from ..models.backbone import PLAIN_ARCHS
 from ..models.config import complete, is_typed
 from ..models.embeddings import EmbeddingConfig, flags_plain_fairseq_lacks
 from ..models.layer_decay import LayerDecayConfig
+from ..models.lstm import RecurrentConfig
 from ..models.method_flags import AttentionConfig, method_names, settings_flags, settings_from
 from ..models.pruning import take_kept_layers
 from ..tasks.kinds import default_criterion
@@ -102,7 +103,9 @@ def to_plain(state: dict[str, Any]) -> dict[str, Any]:
         raise InputError(
             f"plain fairseq has no {' '.join(unsupported)}; use --to huggingface instead"
         )
-    dropped = _plugin_flags() - plain_flags - {"_name"}
+    if getattr(args, "lstm_attention", "general") != "general":
+        raise InputError(f"plain fairseq has no --lstm-attention {args.lstm_attention}")
+    dropped = _plugin_flags() - plain_flags - {"_name", "criterion"}
     plain_args = {k: v for k, v in vars(args).items() if k not in dropped}
     plain_args["_name"] = PLAIN_ARCHS[arch]
     if not is_typed(backbone.model):
@@ -181,5 +184,5 @@ def _plain_criterion(config: Any) -> dict[str, Any]:
 def _plugin_flags() -> set[str]:
     """The names of all model flags that this plugin adds to fairseq's."""
     methods = (settings_flags(method.Settings) for method in METHODS.values())
-    configs = (AttentionConfig, EmbeddingConfig, LayerDecayConfig, *methods)
+    configs = (AttentionConfig, EmbeddingConfig, LayerDecayConfig, RecurrentConfig, *methods)
     return {entry.name for config in configs for entry in fields(config)}

@@ -34,13 +34,13 @@ POST_NORM = {
 }
 
 
-# Larger numbers are mistakes, which would take all memory before they are noticed.
+# Larger numbers are mistakes. Without this check they would use up all memory.
 LARGEST = {"num_hidden_layers": 1000}
 LARGEST_SIZE = 10**7
 
 
 def _check_numbers(config: dict[str, Any], where: str) -> None:
-    """Refuse dropout rates, epsilons, positions and token ids that no model can have."""
+    """Raise ``InputError`` for values that no model can have, such as a dropout rate of 2."""
     if not isinstance(config.get("tie_word_embeddings", True), bool):
         raise InputError(f"{where}: tie_word_embeddings must be true or false")
     for key in DROPOUTS:

@@ -1,10 +1,10 @@
-"""The predictions of a task as choices between classes, so that their uncertainty can be measured.
+"""A common interface to the predictions of all tasks, used to measure their uncertainty.
 
-Depending on the task, a position is a token of a translation, a token of a text, a masked token, a
-whole sentence, a set of options or a word. A ``Question`` marks the positions where the model
-predicts a class, and computes the log-probabilities of the classes there. Features and last layer
-are separate functions, because the last layer is applied only to marked positions, and to a few of
-them at a time to save memory.
+Every prediction is a choice between classes at a position. Depending on the task, a position is a
+token of a translation, a token of a text, a masked token, a whole sentence, a set of options or a
+word. A ``Question`` marks the positions where the model predicts a class, and computes the
+log-probabilities of the classes there. Features and last layer are separate functions, because the
+last layer is applied only to marked positions, and to a few of them at a time to save memory.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 p̄ = 1/K Σ p_k is the mean over the samples. The predicted class has the highest p̄. H[p] is the
 entropy of the distribution p. Logarithms and entropies are in bits. Each prediction is reduced to a
-few numbers (``Answers``), so that vocabularies may be large.
+few numbers (``Answers``), which saves memory if the vocabulary is large.
 
 ECE, OE: An et al. 2020, App. C.4. PAvPU: Mukhoti and Gal 2018, with the t-test of the BABN paper.
 Risk-coverage: Geifman and El-Yaniv 2017. Mutual information: Houlsby et al. 2011.

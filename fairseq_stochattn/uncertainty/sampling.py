@@ -1,7 +1,7 @@
-"""K samples of a model in batched passes: copies of a batch, each with its own noise.
+"""Draws K samples of a model's output: runs copies of a batch together, each with its own noise.
 
-The model is in eval mode. Only its attention is random; dropout can be made random too. The whole
-model runs again for every sample, since attention may be random everywhere in it.
+The model is in eval mode. Only its attention is random; dropout can be switched on too. The whole
+model runs for every sample, since the attention of every layer may be random.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _random_modules(
 def is_random(model: nn.Module, dropout: bool = False) -> bool:
     """Whether the model has attention that can be sampled at test time.
 
-    With ``dropout``, also whether it has dropout modules.
+    With ``dropout``, a model that has only dropout modules counts too.
     """
     return any(_random_modules([model], dropout))
 
@@ -98,9 +98,7 @@ def sampled_passes(
 ) -> Iterator[Tensor]:
     """Yield the outputs of ``forward`` for ``samples`` copies of a fairseq batch.
 
-    Each is a tensor (copies, B, …).
-
-    As many copies run together as ``max_tokens`` allows.
+    As many copies run together as ``max_tokens`` allows. Each output is a tensor (copies, B, …).
     """
     inputs = [x for name, x in sample.items() if name.startswith("net_input")]
     tokens = max(x.numel() for part in inputs for x in part.values() if isinstance(x, Tensor))
@@ -154,8 +152,8 @@ def sample(
     Copies of the batch run together, at most ``max_rows`` rows in one pass (default: all). The
     model runs in eval mode and is left as it was. ``batch_dim`` is the axis of the batch in inputs
     and output. Keyword inputs in ``shared`` are the same for every row, such as a causal mask.
-    With ``dropout``, dropout is sampled too. A model may return a tensor, a tuple, of which the
-    first entry is used, or an object with ``logits``.
+    With ``dropout``, dropout is sampled too. A model may return a tensor, a tuple (its first entry
+    is used) or an object with ``logits``.
     """
     if samples < 1:
         raise InputError(f"samples must be at least 1, not {samples}")

@@ -65,7 +65,7 @@ def decoded(folder: Path, split: str, lang: str) -> list[str]:
     return [dictionary.string(row) for row in data]
 
 
-def reference(corpus: Path, folder: Path) -> Path:
+def reference(corpus: Path, folder: Path, dictionary: str) -> Path:
     """Run the shell pipeline sacremoses | lower | subword-nmt | fairseq-preprocess."""
     folder.mkdir()
     script = """
@@ -79,21 +79,32 @@ cat $2/train.tok.de $2/train.tok.en | subword-nmt learn-bpe -s 60 > $2/codes 2>/
 for lang in de en; do for split in train valid test; do
   subword-nmt apply-bpe -c $2/codes < $2/$split.tok.$lang > $2/$split.$lang
 done; done
-fairseq-preprocess -s de -t en --joined-dictionary --trainpref $2/train --validpref $2/valid \\
+fairseq-preprocess -s de -t en $3 --trainpref $2/train --validpref $2/valid \\
   --testpref $2/test --destdir $2/bin > /dev/null 2>&1
 """
     environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
     subprocess.run(
-        ["bash", "-c", script, "bash", str(corpus), str(folder)], check=True, env=environment
+        ["bash", "-c", script, "bash", str(corpus), str(folder), dictionary],
+        check=True,
+        env=environment,
     )
     return folder / "bin"
 
 
-def test_output_equals_that_of_the_shell_pipeline(corpus: Path, tmp_path: Path) -> None:
-    assert prepare_pairs.main(flags(corpus, tmp_path / "ours", "--ratio", 0)) == 0
-    theirs = reference(corpus, tmp_path / "theirs")
+@pytest.mark.parametrize("separate", [False, True])
+def test_output_equals_that_of_the_shell_pipeline(
+    separate: bool, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    more = ("--separate-dictionaries",) if separate else ()
+    assert prepare_pairs.main(flags(corpus, tmp_path / "ours", "--ratio", 0, *more)) == 0
+    theirs = reference(corpus, tmp_path / "theirs", "" if separate else "--joined-dictionary")
     ours = tmp_path / "ours"
-    assert (ours / "dict.de.txt").read_text() == (theirs / "dict.de.txt").read_text()
+    found = [(ours / f"dict.{lang}.txt").read_text() for lang in ("de", "en")]
+    assert found == [(theirs / f"dict.{lang}.txt").read_text() for lang in ("de", "en")]
+    assert (found[0] == found[1]) == (not separate)
+    sizes = [len(text.splitlines()) for text in found]
+    shown = f"vocabularies: {sizes[0]} de, {sizes[1]} en entries\n"
+    assert (shown in capsys.readouterr().out) == separate
     for split in ("train", "valid", "test"):
         for lang in ("de", "en"):
             assert decoded(ours, split, lang) == decoded(theirs, split, lang)

@@ -84,7 +84,7 @@ def test_the_rule_about_seeds_is_enforced(project: Project) -> None:
 
 
 def test_results_of_an_unknown_method_or_suite_are_refused(project: Project) -> None:
-    """They would be missing from every table without a word."""
+    """Otherwise they would silently be missing from every table."""
     path = project.add("delta", 1, measures(0, 1))
     assert f"{path}: method is none of the suite's: plain, alpha" in complaint(project.run)
     path.unlink()

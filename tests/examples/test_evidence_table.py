@@ -1,4 +1,4 @@
-"""The pages of the evidence: what is shown, what is bold, what is remarked, what is refused."""
+"""The pages of the evidence: tables, bold differences, remarks, and what --check reports."""
 
 from __future__ import annotations
 

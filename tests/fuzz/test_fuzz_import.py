@@ -1,4 +1,4 @@
-"""The import of a Hugging Face folder with one damaged file succeeds or raises one line."""
+"""Importing a Hugging Face folder with one damaged file succeeds or fails with a one-line error."""
 
 from __future__ import annotations
 

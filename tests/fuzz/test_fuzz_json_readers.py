@@ -1,4 +1,4 @@
-"""Every reader of JSON, logs and flags returns or raises one line, whatever it is given."""
+"""For any input, readers of JSON, logs and flags succeed or fail with a one-line error."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def files_of_a_model() -> st.SearchStrategy[dict[str, bytes]]:
 
 
 def used_model(folder: Path) -> None:
-    """Do with a model folder what preparing data with --model-from does before it reads data."""
+    """Load a model folder in the same way as --model-from, without reading any text."""
     args = Namespace(
         **{"model_from": folder, "subwords": "spm-unigram", "size": 9, "max_tokens": 9},
         lowercase=False,

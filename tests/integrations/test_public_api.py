@@ -91,7 +91,7 @@ def test_uncertainty_of_known_distributions() -> None:
 
 @pytest.mark.parametrize("converted", [True, False])
 def test_repulsion_changes_only_heads_and_keeps_the_base_optimizer(converted: bool) -> None:
-    """One step equals the base's step on all other parameters; heads follow −εφ."""
+    """After one step, the heads differ from those of the base; all other parameters are equal."""
     found = []
     for weight in (None, 5.0):
         model = Classifier().eval()
@@ -235,7 +235,10 @@ assert "transformer_babn" in ARCH_MODEL_REGISTRY
 
 
 def test_the_house_keeps_its_rules() -> None:
-    """core, methods and uncertainty never name fairseq; methods/ lists exactly the flags."""
+    """core, methods and uncertainty do not import fairseq; methods/ has one entry per method.
+
+    No file has more than 400 lines.
+    """
     package = Path(sa.__file__).parent
     for folder in ("core", "methods", "uncertainty"):
         for path in (package / folder).rglob("*.py"):

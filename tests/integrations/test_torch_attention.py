@@ -1,4 +1,4 @@
-"""``convert`` on torch's own attention: the identity, the contract, and what is refused."""
+"""``convert`` on torch's attention: equality with plain torch, properties of methods, errors."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_the_identity_method_equals_every_kind_of_plain_attention(
 
 
 def test_dropout_is_drawn_as_in_the_plain_model() -> None:
-    """Explicit attention in torch draws its dropout from the same stream."""
+    """With the same seed, the dropout mask equals that of torch's own attention."""
     found = []
     for convert in (False, True):
         torch.manual_seed(0)
@@ -161,7 +161,7 @@ def test_dropout_is_drawn_as_in_the_plain_model() -> None:
 
 
 def run(model: nn.Module, name: str, x: Tensor, **masks: Tensor) -> Tensor:
-    """One forward pass in the present mode; masking methods need a paired batch in training."""
+    """One forward pass in the current mode; masking methods need a paired batch in training."""
     if name in MASKS and model.training:
         clean, adversarial = sa.paired_forward(model, x, **masks)
         return torch.cat([clean, adversarial])

@@ -1,4 +1,4 @@
-"""asa on real text: the price τ of a mask decides how much a small character model is masked."""
+"""asa on real text: a smaller penalty weight τ masks more attention of a small character model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def train(model: nn.Module, lines: list[Tensor], tau: float, start: int, stop: i
 
 
 def test_a_lower_tau_masks_more(novel: list[Tensor]) -> None:
-    """One plainly trained model is trained further with three prices τ and the same batches."""
+    """A model trained without masks is trained further with three values of τ and equal batches."""
     learnt = zoo.build("transformer_lm_asa").train()
     train(learnt, novel, tau=0.0, start=0, stop=START)
     shares = []

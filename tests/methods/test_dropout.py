@@ -1,4 +1,4 @@
-"""Relatives of AttendOut: scheduled dropout of (query, key) pairs, skipped attention layers."""
+"""cell_dropout (scheduled dropout of (query, key) pairs) and layerdrop (skipped attention)."""
 
 from __future__ import annotations
 

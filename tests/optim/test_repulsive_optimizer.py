@@ -214,7 +214,7 @@ def test_overflow_is_still_detected(
     precision: str, translation_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loss scale that overflows is halved until it does not, and the update is taken then."""
-    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)  # fairseq reports overflows there
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)  # called after an overflow
     flags = (*MODEL, *REPULSIVE, "adam", *PRECISIONS[precision], "--fp16-init-scale", 2**16)
     output = runner.train(translation_data, tmp_path, *flags, "--max-update", 2)
     assert "gradient overflow detected" in output.text

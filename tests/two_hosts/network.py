@@ -29,7 +29,7 @@ class TwoHosts:
         return ["ip", "netns", "exec", self.names[host], *command]
 
     def cut(self) -> None:
-        """Cut the cable: nothing arrives any more, and no host is told."""
+        """Cut the cable: nothing arrives any more, but no connection is closed."""
         _ip("-n", self.names[0], "link", "set", INTERFACE, "down")
 
     def join(self) -> None:

@@ -135,7 +135,7 @@ def updates_of(save: Path) -> int:
 
 
 def check_resumed(hosts: TwoHosts, data: Path, save: Path, whole: Path) -> None:
-    """Start both again: they continue from the last checkpoint, as if nothing had happened."""
+    """Start both again: the result equals that of an uninterrupted run, bit for bit."""
     saved = updates_of(save)
     assert 0 < saved < UPDATES, saved
     assert saved % SAVED_EVERY == 0, saved
@@ -149,7 +149,7 @@ def check_resumed(hosts: TwoHosts, data: Path, save: Path, whole: Path) -> None:
 
 
 def main() -> int:
-    """Run all checks; the namespaces vanish whatever happens."""
+    """Run all checks; the namespaces are removed in any case."""
     import fairseq_stochattn.models  # noqa: F401  (for training in this process)
 
     logging.disable(logging.CRITICAL)  # of the reference runs in this process

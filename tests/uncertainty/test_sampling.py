@@ -213,7 +213,7 @@ def test_monte_carlo_dropout_is_that_of_training_in_every_backbone(arch: str) ->
     assert not any(module.training for module in model.modules())
     model.train()
     expected = torch.cat(list(sampled_passes(forward, batch, count))).flatten(1)
-    random = expected.std(dim=0) > 0  # RoBERTa's score of padding is always 0
+    random = expected.std(dim=0) > 0  # RoBERTa's logit of <pad> is always 0
     assert random.float().mean() > 0.9
     drawn, expected = drawn[:, random], expected[:, random]
     spread = expected.std(dim=0)

@@ -47,7 +47,7 @@ class Alignment(Settings):
     warmup: int = setting(0, "updates over which the weight grows from 0 to its full value")
     hidden: int = setting(32, "hidden units of discriminator, critic and navigator")
     share_layers: bool = setting(
-        False, "one discriminator (critic, navigator) per stack instead of one per layer"
+        False, "one discriminator (critic, navigator) per site instead of one per layer"
     )
     gan_blind: bool = setting(
         False,
@@ -132,7 +132,7 @@ class AlignmentAttention(AttentionMethod):
         if self.training and matcher.has_penalty:
             due = (self.num_updates + self.layer) % PENALTY_PERIOD == 0
             penalty = matcher.penalty(q, k, queries, keys) if due else q.new_zeros(())
-            one = torch.ones((), device=q.device)  # a count of 1 averages over the layers
+            one = torch.ones((), device=q.device)  # a count of 1 per layer: the mean over layers
             self.add_loss("align_penalty", PENALTY_PERIOD * penalty, self.weight, "mean", one)
         if self.mmd_names:
             pairs = (queries.several & keys.several).unsqueeze(1)

@@ -1,8 +1,8 @@
 """The meters of alignment attention: are keys and queries closer, and have they kept their spread?
 
-The kernel of the MMD has the width of the data: a fixed width sees only how concentrated the keys
-and queries are (Zhang et al. 2021, App. B.1.2 uses the width 1). Keys and queries of one head in
-all sentences of a batch are compared. All functions are pure functions of tensors.
+The width of the MMD's kernel adapts to the data. With a fixed width (1 in Zhang et al. 2021, App.
+B.1.2), the MMD also falls if all keys and queries only shrink. The keys and the queries of one
+head, in all sentences of a batch, are compared. All functions are pure functions of tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from ...core.distributions import at_least_float
 from .transport import squared_mmd
 
-MAX_POINTS = 256  # keys, and queries, that are compared
+MAX_POINTS = 256  # largest number of tokens whose keys and queries are compared
 _GOLDEN = 0.6180339887498949  # multiples of it modulo 1 have no period and are evenly spread
 
 
@@ -31,7 +31,8 @@ class CloudMeters(NamedTuple):
 def cloud_meters(q: Tensor, k: Tensor, padding: Tensor | None) -> tuple[CloudMeters, Tensor]:
     """The meters of queries and keys (B, H, T, d) of self-attention; padding is (B, T) or None.
 
-    Also returns whether there are two tokens to compare: 1.0, or 0.0, with which all meters are 0.
+    The second result is 1.0 if there are at least two tokens to compare. Otherwise it and all
+    meters are 0.
     """
     batch, _, length, _ = q.shape
     # --add-bias-kv and --add-zero-attn append keys that belong to no token.
@@ -52,18 +53,18 @@ def cloud_meters(q: Tensor, k: Tensor, padding: Tensor | None) -> tuple[CloudMet
 
 
 def scaled_mmd(q: Tensor, k: Tensor, mass: Tensor) -> Tensor:
-    """The squared MMD of two clouds (H, n, d), per head (H,); both have the masses (n,).
+    """The squared MMD between queries and keys (H, n, d), per head, (H,). Both have masses (n,).
 
-    The kernel is exp(−‖x − y‖²/(2σ²)), where σ² is the mean squared distance of two points of the
-    joined cloud. So the MMD does not change if both clouds are scaled or moved together. It is 0 if
-    every key equals its query, and at most 2.
+    The kernel is exp(−‖x − y‖²/(2σ²)), where σ² is the mean squared distance of two points, queries
+    and keys together. So the MMD does not change if all points are scaled or moved together. It is
+    0 if every key equals its query, and at most 2.
     """
     both, half = torch.cat([q, k], dim=1), torch.cat([mass, mass]) / 2
     variance = 2 * spread(both, half).square()  # E‖x − y‖² of two independent points
     scale = variance.clamp(min=torch.finfo(q.dtype).tiny).rsqrt()[:, None, None]
     centre = (both * half[:, None]).sum(dim=1, keepdim=True)
-    # Around the centre distances lose no digits. Points without mass may be anywhere: the centre
-    # replaces them, so that every distance is finite.
+    # Distances are more accurate after subtracting the centre. Points without mass (padding) may
+    # have any value, so they are moved to the centre, which keeps every distance finite.
     counted = (mass > 0).to(q.dtype)[:, None]
     q, k = ((x - centre) * counted * scale for x in (q, k))
     p = mass.view(1, 1, -1)
@@ -80,8 +81,8 @@ def spread(x: Tensor, mass: Tensor) -> Tensor:
 def spread_indices(total: int, count: int, device: torch.device) -> Tensor:
     """At most ``count`` different indices below ``total``, evenly spread and the same every time.
 
-    Equal steps could hit the same position of every sentence, and random indices would consume
-    random numbers of the training.
+    Equal steps could always select the same position of a sentence, and random indices would change
+    the random numbers that training uses.
     """
     if total <= count:
         return torch.arange(total, device=device)

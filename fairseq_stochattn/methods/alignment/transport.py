@@ -18,7 +18,7 @@ CHECK_EVERY = 10
 # Step size of over-relaxation (Thibault et al. 2021). If steps of size 1 converge slowly, it takes
 # a quarter of the iterations. Otherwise it is slower, so it is used only after the first test.
 RELAXATION = 1.8
-# Shorter vectors are not scaled to length 1, which bounds the gradient of the cosine.
+# Vectors below this length are not scaled to length 1. This bounds the gradient of the cosine.
 MIN_NORM = 1e-6
 
 
@@ -72,7 +72,7 @@ def sinkhorn(
                 f - _potential(kernel, exact_g, log_p_k, temperature, dim=-1)
             ) / temperature
             error = log_ratio.expm1().abs().squeeze(-1).masked_fill(p_q == 0, 0.0) * p_q
-            # The signed errors add up to 0, so each one is at most half the sum of all sizes.
+            # The signed errors add up to 0, so none exceeds half the sum of the absolute errors.
             if error.sum(dim=-1).max() < 2 * tolerance:
                 break
     kernel = cost / -epsilon
@@ -115,8 +115,8 @@ def squared_mmd(q: Tensor, k: Tensor, p_q: Tensor, p_k: Tensor) -> Tensor:
     """The squared maximum mean discrepancy of two distributions, (B, H), without gradient.
 
     The kernel is exp(−‖x − y‖²/2). This is the unbiased estimate from pairs (q_i, k_i) (Gretton et
-    al. 2012, Lemma 6), which compares no token with itself. Otherwise two samples of w tokens from
-    one distribution would have a distance of about 2/w. The estimate is 0 if every key equals its
+    al. 2012, Lemma 6), which compares no token with itself. The biased estimate would be about 2/w
+    for two samples of w tokens from one distribution. The estimate is 0 if every key equals its
     query, is at most 2, can be slightly negative, and is 0 for a single token. App. B.1.2 of the
     paper measures the effect of alignment by the MMD.
     """

@@ -90,7 +90,7 @@ class AdversarialSelfAttention(MaskingMethod):
         return scores + logistic_noise(scores)
 
     def mask(self, masked: Tensor, score: Tensor, valid: Tensor, count: Tensor) -> Tensor:
-        """Return the mask. It reverses the gradient of the attention, but not of the penalty."""
+        """Return the mask. The attention's gradient is reversed in it, the penalty's is not."""
         m = straight_through(masked, score.sigmoid().masked_fill(~valid, 0.0))
         self.add_loss("masked_share", m.sum(), self.tau, "mean", count)
         return reverse_gradient(m)

@@ -39,7 +39,7 @@ def mask_meters(model: nn.Module, divergence: Callable[[], Tensor]) -> MaskMeter
     """Measure both divergences of one batch; None if the model has no masks.
 
     ``divergence`` runs the model on a paired batch and returns the divergence between both halves.
-    It is called twice, in eval mode, so that dropout does not count. The model is left as it was.
+    It is called twice, in eval mode, that is, without dropout. The model is left as it was.
     """
     methods = [module for module in model.modules() if isinstance(module, MaskingMethod)]
     if not methods:
@@ -51,8 +51,8 @@ def mask_meters(model: nn.Module, divergence: Callable[[], Tensor]) -> MaskMeter
             masked = divergence()
             for method in methods:
                 method.probe.random = True
-            # The same random numbers for everything else that is random, such as the replaced
-            # tokens of ELECTRA.
+            # Both passes must have the same random numbers apart from the masks, for example the
+            # same replaced tokens of ELECTRA.
             replay()
             random = divergence()
         share = torch.stack([method.probe.share for method in methods]).mean()

@@ -1,8 +1,8 @@
 """The generator G of AttendOut (Wu et al. 2021, §4.1): a small self-attention network.
 
-It has as many layers as the stack it serves, one head, one group of parameters for all layers, no
-feed-forward and its own embedding. Each layer exports its scores s; a (query, key) pair is dropped
-with probability p = σ(s).
+It has as many layers as the stack whose pairs it drops, one head, one set of parameters for all
+layers, no feed-forward and its own embedding. Each layer exports its scores s; a (query, key) pair
+is dropped with probability p = σ(s).
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def sample_drops(scores: Tensor) -> Tensor:
     """Bernoulli(σ(s)) by Gumbel noise, True for drop.
 
     "drop" has the score s and "keep" the score 0, each with its own noise; the higher one wins. The
-    difference of two Gumbel variables is the logit of a uniform variable.
+    difference of two Gumbel variables has the distribution of the logit of a uniform variable.
     """
     return scores + torch.rand_like(scores).logit() > 0
 
 
 def grad_log_probability(p: Tensor, drop: Tensor, valid: Tensor) -> Tensor:
-    """(n, B, T, T): the gradient of Σ_k 1/(n·l²) Σ_ij log P(d^ij) by the scores, k the sentences.
+    """The gradient of Σ_k 1/(n·l²) Σ_ij log P(d^ij) with respect to the scores, (n, B, T, T).
 
-    d log P(d)/ds = d − p; l² is the number of a sentence's valid pairs (B, T, T), so that padding
-    does not count.
+    d log P(d)/ds = d − p. The sum over k is over sentences. l² is the number of valid pairs of a
+    sentence (``valid`` is (B, T, T)), so that padding does not count.
     """
     units = p.size(0) * valid.sum(dim=(1, 2)).clamp(min=1)  # (B,)
     return (drop.to(p.dtype) - p) * valid / units[:, None, None]
@@ -53,7 +53,8 @@ def grad_log_probability(p: Tensor, drop: Tensor, valid: Tensor) -> Tensor:
 def sinusoidal_positions(tokens: Tensor, padding_idx: int, dim: int) -> Tensor:
     """(B, T) → (B, T, dim): sinusoidal embeddings of the positions of non-padding tokens.
 
-    Positions start at padding_idx + 1, padding is 0: the same numbers as fairseq's module.
+    Positions start at padding_idx + 1, and padding has the vector 0, as in fairseq's
+    ``SinusoidalPositionalEmbedding``.
     """
     real = tokens.ne(padding_idx).int()
     positions = (real.cumsum(dim=1) * real + padding_idx).to(torch.float32)  # (B, T)
@@ -113,13 +114,13 @@ class DropoutGenerator(nn.Module):
         return torch.stack(exported)
 
     def valid_pairs(self, tokens: Tensor) -> Tensor:
-        """(B, T, T): the valid pairs, as in the stack that is served."""
+        """(B, T, T): the valid pairs, the same as in the attention of the stack."""
         real = tokens.ne(self.padding_idx)
         valid = real[:, None, :] & real[:, :, None]
         return valid.tril() if self.causal else valid
 
     def act(self, tokens: Tensor) -> Actions:
-        """Draw what to drop in a batch; while learning, accumulate the gradient."""
+        """Sample the pairs to drop in a batch; while learning, accumulate the gradient."""
         if self.probe is not None:
             return self.probe.act(self, tokens)
         leaves = {name: p.detach() for name, p in self.named_parameters()}
@@ -156,8 +157,8 @@ class DropoutGenerator(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> nn.Module:
         """Move like any module, but never to a lower precision.
 
-        ``--fp16`` converts the model to half precision, in which the policy's small steps are
-        lost; the optimizer keeps no fp32 copy of these parameters.
+        ``--fp16`` converts the model to half precision, which would round the generator's small
+        updates to 0, because the optimizer keeps no fp32 copy of these parameters.
         """
 
         def keep_precision(tensor: Tensor) -> Tensor:
@@ -170,6 +171,6 @@ class DropoutGenerator(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Tensor], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        # Older fairseq stored a placeholder tensor of its positional embedding.
+        # Older checkpoints contain a placeholder tensor of fairseq's positional embedding.
         state_dict.pop(f"{prefix}embed_positions._float_tensor", None)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

@@ -24,9 +24,9 @@ _TINY = 1e-30
 
 
 def random_groups(valid: Tensor, share: float) -> Tensor:
-    """One random group of the pairs (n, B, T, T) where ``valid`` is True, per sentence; same shape.
+    """Choose a random group of the valid pairs of each sentence; (n, B, T, T), as ``valid``.
 
-    The group of a sentence has the same number of pairs each time: the share, rounded up.
+    The size of the group is ``share`` times the number of valid pairs of the sentence, rounded up.
     """
     rows = valid.transpose(0, 1).flatten(1)  # (B, n·T·T)
     size = (rows.sum(dim=1, keepdim=True) * share).ceil()
@@ -39,8 +39,8 @@ def random_groups(valid: Tensor, share: float) -> Tensor:
 def correlation(x: Tensor, y: Tensor) -> Tensor:
     """The correlation of x and y (probes, B) within sentences, pooled over them, a scalar.
 
-    The mean of each sentence is removed, so that hard sentences do not count as harm. The result is
-    0 if x or y does not vary.
+    The mean of each sentence is subtracted, so that differences between sentences do not count. The
+    result is 0 if x or y does not vary.
     """
     x, y = (values.double() - values.double().mean(dim=0) for values in (x, y))
     scale = (x.square().sum() * y.square().sum()).clamp(min=_TINY).sqrt()
@@ -55,7 +55,7 @@ class GroupProbe:
         self.total: Tensor | float = 0.0  # (B,)
 
     def act(self, generator: DropoutGenerator, tokens: Tensor) -> Actions:
-        """The group of every sentence (B, T) as the actions of ``generator``."""
+        """Drop a random group in each sentence of ``tokens`` (B, T), in place of G's own choice."""
         with torch.autocast(tokens.device.type, enabled=False):
             p = generator(tokens).sigmoid()  # (n, B, T, T)
         valid = generator.valid_pairs(tokens)

@@ -3,7 +3,8 @@
 The attacker trains with the generator's dropout, the defender without it. Every T updates a round
 ends: both players are scored, the generator takes a step along the policy gradient (Eq. 5)
 ∇J = Σ_t 1/m Σ_k ∇ log P(a_t) (r − b), and both players continue from the parameters of one of them,
-which is drawn by score.
+which is chosen by the scores. a_t are the dropped pairs in update t, which has m sentences k; r is
+the reward and b its moving average.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class LoopSettings(Settings):
 
     steps: int = setting(20, "T, the dropout step: number of updates per round")
     samples: int = setting(
-        0, "number of random samples of the reward set that score a round; 0 means T, as the paper"
+        0,
+        "number of random examples of the reward set that score a round; 0 means T, as in the "
+        "paper",
     )
     subset: str = setting(
         "",
@@ -63,7 +66,9 @@ class LoopSettings(Settings):
     )
     temperature: float = setting(0.05, "temperature of --attendout-survivor softmax")
     optimizer_state: Literal["follow", "keep"] = setting(
-        "follow", "whether the optimizer's state is copied together with the parameters"
+        "follow",
+        "optimizer state of the player that is overwritten: copied together with the parameters "
+        "(follow), or unchanged (keep)",
     )
 
     def check(self) -> None:
@@ -122,11 +127,11 @@ def without_attendout(model: nn.Module) -> nn.Module:
 
 
 class TwoPlayerLoop(nn.Module):
-    """The defender as a child module, and all state that outlives an update.
+    """Holds the defender, a child module, and all state that outlives an update.
 
     The attacker is the model itself, which is trained, used and saved as usual; it is not a child.
-    ``copy_parameters(pairs, optimizer)`` copies parameters with what the optimizer keeps of them;
-    ``reduce`` sums a tensor over all ranks.
+    ``copy_parameters(pairs, optimizer)`` copies parameters and, depending on the settings, their
+    optimizer state. ``reduce`` sums a tensor over all ranks.
     """
 
     def __init__(
@@ -141,7 +146,7 @@ class TwoPlayerLoop(nn.Module):
         self.settings, self.seed = settings, seed
         self.copy_parameters, self.reduce = copy_parameters, reduce
         self.defender = without_attendout(model)
-        self._attacker = [model]  # in a list, so that it is not a child
+        self._attacker = [model]  # in a list, so that torch does not register it as a child
         self.updates: int | None = None  # number of updates of the run; None before the first
         self.generators = [m for m in model.modules() if isinstance(m, DropoutGenerator)]
         for generator in self.generators:
@@ -149,7 +154,7 @@ class TwoPlayerLoop(nn.Module):
         self.reset()
 
     def reset(self) -> None:
-        """Start a new sequence of rounds; the players stay."""
+        """Start a new sequence of rounds. Both players keep their parameters."""
         self.rounds = 0  # number of finished rounds
         self.baseline = 0.0  # b
         self.last_round: dict[str, float] = {}  # for the log
@@ -182,7 +187,7 @@ class TwoPlayerLoop(nn.Module):
         traces = []
         for generator in self.generators:
             grad, sentences = generator.take_gradients()
-            # Reduced at once, so that the checkpoint, which one rank writes, is complete.
+            # Summed over ranks in every update, since only one rank writes the checkpoint.
             total = self.reduce(torch.cat([grad, grad.new_tensor([sentences])]))
             traces.append(total[:-1] / total[-1].clamp(min=1))
         previous = self.traces or [torch.zeros_like(trace) for trace in traces]

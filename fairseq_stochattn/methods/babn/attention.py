@@ -49,8 +49,9 @@ class BABN(BayesianSettings):
     k_min: float = setting(0.05, f"lower bound of the shape k, at least {MIN_K}")
     start: Literal["even", "identity"] = setting(
         "identity",
-        "initial map f1: even, near zero, so that all layers start equally noisy (k near 1.1); or "
-        "identity, so that the noise grows from the first layer to the last",
+        "initial value of f1, the map from the upward network to the shape k: near zero (even), so "
+        "that all layers start equally noisy (k near 1.1); or the identity, so that the noise "
+        "grows from the first layer to the last",
     )
     upward: Literal["positions", "heads"] = setting(
         "positions",
@@ -61,7 +62,7 @@ class BABN(BayesianSettings):
         128, "with upward positions: number of keys that are mixed; later keys stay unchanged"
     )
     share_layers: bool = setting(
-        False, "one upward network for all layers of a stack instead of one per layer"
+        False, "the same maps f1, f2 and f3 in all layers of a site, instead of one set per layer"
     )
 
     def check(self) -> None:
@@ -75,7 +76,7 @@ class BABN(BayesianSettings):
 def log_scores(logits: Tensor, context: AttentionContext, normalized: bool) -> Tensor:
     """The logits Φ, or log softmax(Φ) over the keys if ``normalized``, (B, H, T, S).
 
-    The result has fp32 or fp64 and is finite at blocked pairs too.
+    The result is in fp32 or fp64, and is finite at blocked pairs too.
     """
     logits = at_least_float(logits)
     if not normalized:
@@ -118,7 +119,7 @@ class BABNAttention(AttentionMethod):
 
     @classmethod
     def is_plain_at_test(cls, settings: BABN) -> bool:
-        """True if σ = 0, because the mean of S is then exp(Φ), unless it is that of cut noise."""
+        """True if σ = 0 and the mean is that of full noise: E[S] is then proportional to exp(Φ)."""
         return settings.sigma == 0 and settings.noise != "cut"
 
     @staticmethod
@@ -159,7 +160,7 @@ class BABNAttention(AttentionMethod):
             self.add_loss("kl", kl, settings.kl_schedule, settings.kl_loss_reduction, count)
             self.add_measure("noise", *measure_noise(k, context.valid, settings.noise_bounds))
         if settings.noise == "cut" and not self.stochastic:
-            # from the mean of a Weibull variable to that of its samples with cut noise
+            # Replace the mean of a Weibull variable by the mean of samples with cut noise.
             log_s = log_s + sampled_log_mean(k, settings.noise_bounds) - log_gamma_1p(1 / k)
         return log_s
 
@@ -170,8 +171,8 @@ class BABNAttention(AttentionMethod):
     def upward(self, logits: Tensor, context: AttentionContext) -> UpwardStates:
         """The states h^L … h^1 of all layers, which the first layer of a forward pass computes.
 
-        An LSTM decoder has one layer, attends with one query at a time, and recomputes the states
-        for every query.
+        A stack with one layer recomputes them in every call, because an LSTM decoder calls its one
+        attention layer once per query.
         """
         state = context.stack.state
         if "babn" not in state or len(self.shared(context.stack).chain.layers) == 1:

@@ -1,6 +1,6 @@
 """The meter ``noise`` of Bayesian attention: how random the sampled weights S are.
 
-It is the coefficient of variation of S (standard deviation divided by mean), as sampled.
+It is the coefficient of variation (standard deviation divided by mean) of the samples of S.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from ...core.cut_noise import sampled_variation
 def measure_noise(k: Tensor, valid: Tensor, bounds: tuple[float, float]) -> tuple[Tensor, Tensor]:
     """The coefficient of variation of S, summed over valid pairs, and the number of these pairs.
 
-    k is (B, H, T, S), valid (B, 1, T, S); u is uniform within ``bounds``. Only every eighth
-    sentence and every fourth query are measured, which is accurate and costs little.
+    k, the Weibull shape, is (B, H, T, S); valid is (B, 1, T, S). ``bounds`` are those of the
+    uniform noise. Only every eighth sentence and every fourth query are measured, to save time.
     """
     k, valid = k.detach()[::8, :, ::4], valid[::8, :, ::4]
     variation = sampled_variation(k, bounds).masked_fill(~valid, 0.0)

@@ -1,8 +1,8 @@
 """The meters of repulsive attention: do the heads point in different directions?
 
-Repulsion can also lengthen the heads, which raises the distance between them but makes them no more
+Repulsion can also make the heads longer, which increases their distance without making them more
 different. So directions are compared: the cosine between the parameters of two heads and between
-their outputs, and the distance between outputs divided by their length. All of it works for plain
+their outputs, and the distance between outputs divided by their length. All meters work for plain
 models too.
 """
 
@@ -49,9 +49,11 @@ def systems_of(groups: Sequence[HeadGroup]) -> list[tuple[int, Sequence[HeadPara
 
 @torch.no_grad()
 def feature_sums(z: Tensor, keep: Tensor | None = None) -> Tensor:
-    """Sums over tokens of the outputs z (…, H, d): cosine, Dist, length and number of tokens, (4,).
+    """Sums over tokens, (4,), from the outputs z (…, H, d) of H heads.
 
-    ``keep`` (…) is True at tokens that count; None means all. Sums of several batches may be added.
+    They are the sums of the mean cosine and the mean distance of two heads and of the mean length
+    of a head, and the number of tokens. ``keep`` (…) is True at tokens that count; None means
+    all. Sums of several batches may be added.
     """
     norms = torch.linalg.vector_norm(at_least_float(z), dim=-1).mean(dim=-1)  # (…)
     values = torch.stack([mean_cosine(z), mean_distance(z), norms, torch.ones_like(norms)])
@@ -61,6 +63,6 @@ def feature_sums(z: Tensor, keep: Tensor | None = None) -> Tensor:
 
 
 def feature_meters(sums: Tensor) -> FeatureMeters:
-    """Mean cosine of two heads, and mean Dist divided by mean length, from ``feature_sums``."""
+    """Mean cosine of two heads, and mean distance over mean length, from ``feature_sums``."""
     cosine, distance, norm, tokens = sums
     return FeatureMeters(cosine / tokens.clamp(min=1), distance / norm.clamp(min=1e-12))

@@ -34,16 +34,15 @@ class RepulsiveSettings(Settings):
     )
     epsilon: float = setting(
         0.1,
-        "stepsize ε: the gradient of a head is replaced by −εφ. Adam normalises a constant factor "
-        "away; there ε only changes how much the heads count in gradient clipping and relative to "
-        "the noise",
+        "stepsize ε: the gradient of a head is replaced by −εφ. Adam cancels a constant factor, so "
+        "with Adam ε only matters for gradient clipping and relative to the noise",
     )
     weight: float = setting(0.01, "a, weight of the repulsion")
     beta: float = setting(
         1e10,
         "β, inverse temperature of spos and sgld. Noise of standard deviation √(2ε/β) is added to "
-        "−εφ. In spos −εφ is about ε/H times the gradient of the mean loss, for H heads; the "
-        "larger of the two dominates",
+        "−εφ. In spos, −εφ without noise is about ε/H times the gradient of the mean loss, for H "
+        "heads; larger noise hides it",
     )
     projections: str = setting(
         "all", "projections whose heads repel each other: all, or a list such as q,k,v"

@@ -1,9 +1,9 @@
 """Particle-optimization sampling (An et al. 2020, Eq. 4 and 5; SGLD of App. C.1): pure functions.
 
 A particle θ is a head; particles repel each other only within their system. S systems of M
-particles in D dimensions have the shape (S, M, D), and so have the gradients ∇U of the loss and the
-noise ξ. Every rule gives a direction φ that is linear in these: φ = A·∇U + B·θ + c·ξ, with matrices
-A and B (S, M, M) that depend only on the distances between the particles. So no tensor of
+particles in D dimensions have the shape (S, M, D), as have the gradients ∇U of the loss U and the
+Gaussian noise ξ. Every rule gives a direction φ that is linear in these: φ = A·∇U + B·θ + c·ξ, with
+matrices A and B (S, M, M) that depend only on the distances between the particles. So no tensor of
 differences θ_j − θ_i is needed. A particle may consist of several tensors (a head's weights and
 biases): their Gram matrices add up, and φ is computed for each of them separately.
 """
