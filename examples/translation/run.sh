@@ -62,10 +62,14 @@ fairseq-train "$out/data" "${user[@]}" "${TRAIN[@]}" "${objective[@]}" "${device
   --save-dir "$out/$NAME" --no-epoch-checkpoints --log-format simple --log-interval 50 \
   --tensorboard-logdir "$out/$NAME/tensorboard" "$@" 2>&1 | tee -a "$out/$NAME.train.log"
 $generate "$out/data" "${user[@]}" "${samples[@]}" "${GENERATE[@]}" "${device[@]}" \
-  --path "$out/$NAME/checkpoint_best.pt" --remove-bpe --tokenizer moses --source-lang "$SOURCE" \
+  --path "$out/$NAME/checkpoint_best.pt" --remove-bpe --source-lang "$SOURCE" \
   --target-lang "$TARGET" > "$out/$NAME.test.txt" 2> "$out/$NAME.test.log"
-for letter in D T; do
+for letter in D T; do  # tokenised text, then plain text
   column=$([ $letter = D ] && echo 3 || echo 2)
-  grep "^$letter-" "$out/$NAME.test.txt" | sort -V | cut -f $column > "$out/$NAME.test.$letter"
+  grep "^$letter-" "$out/$NAME.test.txt" | sort -V | cut -f $column > "$out/$NAME.test.$letter.tok"
+  sacremoses -l "$TARGET" -q detokenize < "$out/$NAME.test.$letter.tok" > "$out/$NAME.test.$letter"
 done
+echo "BLEU of tokenised text, as multi-bleu.perl computes it (the BABN paper's measure):"
+fairseq-score --sys "$out/$NAME.test.D.tok" --ref "$out/$NAME.test.T.tok" | tail -n 1
+echo "BLEU of plain text, comparable between papers:"
 sacrebleu "$out/$NAME.test.T" --input "$out/$NAME.test.D" --width 2

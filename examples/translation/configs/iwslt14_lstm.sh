@@ -1,5 +1,5 @@
 # IWSLT14 German→English: the LSTM of the BABN paper (App. A; BLEU there: 32.77 plain, 33.81 BAM,
-# 34.23 BABN, of tokenised text, which run.sh prints as "tokenised"). As in the paper: additive
+# 34.23 BABN, of tokenised text, which run.sh prints, too). As in the paper: additive
 # attention, 14k joint BPE with separate vocabularies, sentences of at most 125 tokens, six sentences
 # per batch, beam 10. Plain fairseq has no additive attention: METHOD=plain trains lstm_deterministic.
 SOURCE=de TARGET=en
