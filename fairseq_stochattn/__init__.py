@@ -19,6 +19,23 @@ logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 __version__ = "0.1.0"
 
+
+class _UserDir(list):
+    """The package's ``__path__``; registers everything when fairseq asks for ``--user-dir``.
+
+    fairseq imports ``models`` and ``tasks`` of a user directory, but not if the package is already
+    imported. Then it only checks ``directory in package.__path__``.
+    """
+
+    def __contains__(self, directory: object) -> bool:
+        if not super().__contains__(directory):
+            return False
+        import_module(f"{__name__}.models")
+        return True
+
+
+__path__ = _UserDir(__path__)
+
 # Public name → the module that defines it; imported on first use.
 _PUBLIC = {
     "convert": "integrations.convert",

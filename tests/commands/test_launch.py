@@ -108,6 +108,23 @@ def test_hydra_train(
         assert state["model"]["encoder.layers.0.fc1.weight"].shape == (32, 32)
 
 
+def test_user_dir_registers_archs_of_a_package_that_is_already_imported() -> None:
+    """Importing the package changes nothing in fairseq; naming it as --user-dir then does."""
+    script = """
+import sys
+import fairseq_stochattn
+from argparse import Namespace
+from fairseq import utils
+from fairseq.models import ARCH_MODEL_REGISTRY
+assert "transformer_babn" not in ARCH_MODEL_REGISTRY
+utils.import_user_module(Namespace(user_dir=sys.argv[1]))
+assert "transformer_babn" in ARCH_MODEL_REGISTRY
+"""
+    command = [sys.executable, "-c", script, str(runner.USER_DIR)]
+    done = subprocess.run(command, text=True, capture_output=True, cwd=runner.ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_tensorboard_has_all_terms(translation_data: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
