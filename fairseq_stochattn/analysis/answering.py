@@ -17,6 +17,7 @@ from ..tasks.questions import Decode, Question
 from ..uncertainty.measures import Answers, summarize
 from ..uncertainty.sampling import is_random, sampled_attention, sampled_passes
 from .output_scores import one_query_row_per_source
+from .varying_words import WordsAt
 
 # Largest number of probabilities that are computed at once; larger limits were slower.
 ELEMENTS = 2**22
@@ -146,23 +147,36 @@ def _summarize_in_slices(
 
 
 def least_certain(
-    question: Question, answered: Answered, dataset: Any, decode: Decode, count: int = 20
+    question: Question,
+    answered: Answered,
+    dataset: Any,
+    decode: Decode,
+    words_at: WordsAt | None = None,
+    count: int = 20,
 ) -> list[dict[str, Any]]:
-    """The ``count`` predictions with the lowest confidence, each with the text of its example."""
+    """The ``count`` predictions with the lowest confidence, each with the text of its example.
+
+    With ``words_at`` of ``varying_words``, each also has the words that it attends to.
+    """
     answers = answered.answers
     order = np.argsort(answers.confidence, kind="stable")[:count]
-    return [_describe(question, answered, int(index), dataset, decode) for index in order]
+    return [_describe(question, answered, int(index), dataset, decode, words_at) for index in order]
 
 
 def _describe(
-    question: Question, answered: Answered, index: int, dataset: Any, decode: Decode
+    question: Question,
+    answered: Answered,
+    index: int,
+    dataset: Any,
+    decode: Decode,
+    words_at: WordsAt | None,
 ) -> dict[str, Any]:
     """Prediction number ``index`` as JSON: text, predicted class, target and uncertainty."""
     answers, example = answered.answers, int(answered.example[index])
     batch = dataset.collater([dataset[example]])
     position = question.predicted_positions(batch).flatten().nonzero()[answered.place[index]]
     target = None if answers.target is None else int(answers.target[index])
-    return {
+    described = {
         "id": example,
         "text": question.show(batch, int(position), decode),
         "prediction": question.class_name(int(answers.prediction[index])),
@@ -171,3 +185,6 @@ def _describe(
         "entropy": float(answers.predictive_entropy[index]),
         "mutual_information": float(answers.mutual_information[index]),
     }
+    if words_at is not None and "net_input" in batch:  # not in multiple choice: several texts
+        described["words"] = words_at(batch, int(position))
+    return described

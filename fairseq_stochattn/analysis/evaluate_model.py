@@ -29,6 +29,7 @@ from .loading import (
     require_settings,
 )
 from .translations import Search, Translation, bleu, bleu_statistics, chrf, translate
+from .varying_words import varying_words
 
 # Settings of the data, by name of the flag: models with different ones cannot share batches.
 _LANGUAGES = ("source_lang", "target_lang")
@@ -112,6 +113,9 @@ def evaluate_model(
         scores = _scores(translations, settings.sacrebleu)
         measured["metrics"] = {**scores.pop("metrics"), **measured["metrics"]}
         measured |= scores
+    words_at = None
+    if samples and len(models) == 1 and is_random(models[0]):
+        words_at = varying_words(task, models[0], search.remove_bpe, samples)
     if settings.keep_examples:
         measured["per_example"] = per_example(predictions, translations)
     report = CheckpointReport(
@@ -122,7 +126,7 @@ def evaluate_model(
         samples=samples,
         examples=sum(map(len, batches.parts)),
         predictions=len(predictions.example),
-        least_certain=least_certain(question, predictions, batches.dataset, search.text),
+        least_certain=least_certain(question, predictions, batches.dataset, search.text, words_at),
         out_of_domain=out_of_domain,
         # Last, since it replaces the attention of plain models by one that shows its heads.
         meters={}

@@ -40,9 +40,11 @@ def _bin(value: Any, place: str) -> None:
         raise ShapeError(f"{place} has predictions, but no confidence or no accuracy")
 
 
+_WORD = table({"word": scalar, "weight": number, "spread": number})
 _EXAMPLE = table(
     {"id": integer, "text": scalar, "prediction": scalar},
     {
+        "words": list_of(_WORD),
         "target": scalar,
         "confidence": _measured,
         "entropy": _measured,

@@ -139,6 +139,16 @@ def titled(title: str, below: str) -> Html:
     return Html(f"{escape(title)}{small}")
 
 
+def marked_words(text: str, words: Sequence[tuple[str, bool]]) -> Html:
+    """A table cell with a text and, below it, words of which some are marked."""
+    if not words:
+        return Html(escape(text))
+    shown_words = " ".join(
+        f"<mark>{escape(word)}</mark>" if marked else escape(word) for word, marked in words
+    )
+    return Html(f"{escape(text)}<small>{shown_words}</small>")
+
+
 def bar(share: float) -> Html:
     """A share between 0 and 1, as a number and as a bar."""
     width = 100 * min(1.0, max(0.0, share))

@@ -110,7 +110,7 @@ def least_certain(entry: dict[str, Any]) -> str:
         rows.append(
             (
                 example["id"],
-                page.shown(example["text"]),
+                page.marked_words(page.shown(example["text"]), marks_of(example)),
                 page.shown(example["prediction"]),
                 page.shown(example.get("target")),
                 verdict,
@@ -129,9 +129,20 @@ def least_certain(entry: dict[str, Any]) -> str:
         "entropy",
         "mutual information",
     ]
-    return page.table(
-        f"By {name_of(entry)}, least certain first", head, rows, numeric=(5, 6, 7), wide=True
-    )
+    caption = f"By {name_of(entry)}, least certain first"
+    if any(example.get("words") for example in entry["least_certain"]):
+        caption += "; marked below a text: words whose attention weight varies most over samples"
+    return page.table(caption, head, rows, numeric=(5, 6, 7), wide=True)
+
+
+def marks_of(example: dict[str, Any]) -> list[tuple[str, bool]]:
+    """The words that a prediction attends to, and whether the weight of each varies much.
+
+    Much is at least half of the spread of the word whose weight varies most.
+    """
+    words = example.get("words") or []
+    most = max((word["spread"] for word in words), default=0.0)
+    return [(str(word["word"]), word["spread"] >= most / 2 > 0) for word in words]
 
 
 def _bins_in_words(bins: Sequence[dict[str, Any]]) -> str:

@@ -13,7 +13,7 @@ from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.dataclass.configs import GenerationConfig
 from fairseq.models import FairseqEncoderDecoderModel, FairseqLanguageModel
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.errors import InputError
 from ..core.paired_batch import map_rows
@@ -49,7 +49,13 @@ def sentences_of(evaluation: Evaluation, numbers: Sequence[int]) -> Iterator[Sen
             raise InputError(
                 "attention cannot be drawn for multiple choice: an example is several texts"
             )
-        yield _sentence(evaluation, f"sentence {number},", batch["net_input"], batch.get("target"))
+        yield build_sentence(
+            evaluation.task,
+            evaluation.model,
+            f"sentence {number},",
+            batch["net_input"],
+            batch.get("target"),
+        )
 
 
 def sentence_from(evaluation: Evaluation, text: str, target: str | None = None) -> Sentence:
@@ -65,19 +71,19 @@ def sentence_from(evaluation: Evaluation, text: str, target: str | None = None) 
     eos = tokens[-1:]
     if isinstance(model, FairseqLanguageModel):
         read = torch.cat([eos, tokens[:-1]])
-        return _sentence(evaluation, "", {"src_tokens": read[None]}, tokens[None])
+        return build_sentence(task, model, "", {"src_tokens": read[None]}, tokens[None])
     if not isinstance(model, FairseqEncoderDecoderModel):
         first = _first_token(task)
         if first is not None:
             tokens = torch.cat([tokens.new_tensor([first]), tokens])
-        return _sentence(evaluation, "", _source(tokens), None)
+        return build_sentence(task, model, "", _source(tokens), None)
     net_input = _source(tokens)
     if target is None:
         written = _translate(evaluation, net_input)
     else:
         written = _encode(task.target_dictionary, target)
     net_input["prev_output_tokens"] = torch.cat([written[-1:], written[:-1]])[None]
-    return _sentence(evaluation, "", net_input, written[None])
+    return build_sentence(task, model, "", net_input, written[None])
 
 
 def _source(tokens: Tensor) -> dict[str, Tensor]:
@@ -118,14 +124,13 @@ def _translate(evaluation: Evaluation, net_input: dict[str, Tensor]) -> Tensor:
     return beams[0][0]["tokens"].cpu()
 
 
-def _sentence(
-    evaluation: Evaluation, name: str, net_input: dict[str, Any], target: Tensor | None
+def build_sentence(
+    task: Any, model: nn.Module, name: str, net_input: dict[str, Any], target: Tensor | None
 ) -> Sentence:
     """A sentence from a batch of one row, without padding.
 
     Even a single sentence has padding if --required-seq-len-multiple is set.
     """
-    task, model = evaluation.task, evaluation.model
     pad = task.source_dictionary.pad()
     net_input = {
         key: _unpadded(value, pad) if key in ("src_tokens", "prev_output_tokens") else value
@@ -140,7 +145,7 @@ def _sentence(
         written = _strings(task.target_dictionary, _unpadded(target, pad))
     else:
         read, written = [], []
-    if evaluation.cuda:
+    if next(model.parameters()).is_cuda:
         net_input = utils.move_to_cuda(net_input)
     return Sentence(name, net_input, source, read, written)
 

@@ -276,8 +276,11 @@ def test_the_json_file_has_the_documented_content(
     assert set(model["reliability"][0]) == {"low", "high", "confidence", "accuracy", "count"}
     assert set(model["least_certain"][0]) == {
         *("id", "text", "prediction", "target"),
-        *("confidence", "entropy", "mutual_information"),
+        *("confidence", "entropy", "mutual_information", "words"),
     }
+    for word in model["least_certain"][0]["words"]:
+        assert set(word) == {"word", "weight", "spread"}
+        assert word["spread"] > 0
     assert model["examples"] == len(model["least_certain"]) == 7
 
 
