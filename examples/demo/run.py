@@ -1,8 +1,8 @@
 """Train and evaluate a small German-English translation model, offline, in minutes.
 
-Generates a corpus, splits it into subwords, trains an arch of this package with fairseq, translates
-the test set, scores the translations, shows the translations that the model is least certain of,
-and writes an HTML page about the run.
+Generates a corpus, splits it into subwords, trains an arch of this package and plain attention with
+fairseq, translates the test set, compares how uncertain both models are about sentences with one
+and with several correct translations, and writes an HTML page about the run.
 """
 
 from __future__ import annotations
@@ -18,59 +18,73 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from translations import score_translations
-
-from uncertainty import Uncertainty, auroc, describe, read_uncertainties
+from comparison import Compared, compare, describe, merge, table
+from folder import EVALUATION, LANGUAGES, PAGE, RESULT, SPLITS, STEPS, DemoError, prepare_folder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "fairseq_stochattn"
 GENERATOR = REPOSITORY / "data-prep" / "generate_numbers.py"
 
-STEPS = ("corpus", "pieces", "binarise", "train", "translate", "score", "evaluate", "report")
-SPLITS = ("train", "valid", "test")
-LANGUAGES = ("de", "en")
 TRAIN_SENTENCES = 12_000
 SENTENCES_PER_UPDATE = 16
 VOCABULARY = 800
 # German writes a number as one word. These strings are always pieces of their own, so that
 # different numbers share pieces.
 FIXED_PIECES = ("hundert", "tausend", "und")
-MARKER = ".stochattn-demo"
-RESULT = "result.json"
-EVALUATION = "evaluation.json"
-PAGE = "report.html"
 LOG_LINES_SHOWN = 15
 LOG_WIDTH_SHOWN = 240
 SAMPLES = 20
 
-# Small enough for one core. Without dropout, which takes time and is not needed: after four epochs
-# the validation loss equals the training loss.
+# Small enough for one core.
 MODEL_OPTIONS = (
     *("--encoder-layers", "2", "--decoder-layers", "2"),
     *("--encoder-embed-dim", "128", "--decoder-embed-dim", "128"),
     *("--encoder-ffn-embed-dim", "256", "--decoder-ffn-embed-dim", "256"),
     *("--encoder-attention-heads", "8", "--decoder-attention-heads", "8"),
-    *("--share-all-embeddings", "--dropout", "0.0"),
+    "--share-all-embeddings",
 )
 TRAIN_OPTIONS = (
-    *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0"),
+    *("--optimizer", "fused_adamw", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0"),
     *("--lr", "2e-3", "--lr-scheduler", "polynomial_decay", "--warmup-updates", "400"),
     *("--criterion", "elbo", "--label-smoothing", "0.1", "--kl-anneal-updates", "1000"),
     *("--batch-size", str(SENTENCES_PER_UPDATE), "--no-epoch-checkpoints"),
     *("--log-format", "json", "--log-interval", "100"),
 )
 DATA_OPTIONS = ("--num-workers", "0")
+# Plain attention is trained with dropout, because MC dropout samples it.
+PLAIN_ARCH, PLAIN_DROPOUT = "transformer_deterministic", "0.1"
+BAYESIAN = (
+    *("--babn-prior-strength", "10", "--kl-weight", "0.1"),
+    *("--babn-start", "even", "--babn-noise", "full"),
+)
 
 
-class DemoError(Exception):
-    """An error that ends the demo; its message is one line for the user."""
+@dataclass(frozen=True)
+class Model:
+    """A model that the demo trains. The logs of both models are in different folders."""
+
+    name: str
+    arch: str
+    dropout: str
+    checkpoints: str
+    log: str
+    options: tuple[str, ...] = ()
+
+    @property
+    def checkpoint(self) -> str:
+        return f"{self.checkpoints}/checkpoint_best.pt"
 
 
 class StepError(Exception):
-    """A command of a step failed; the log of the step contains the reason."""
+    """A command of a step failed; the log of the step, or ``log``, contains the reason."""
+
+    def __init__(self, message: str, log: Path | None = None) -> None:
+        super().__init__(message)
+        self.log = log
 
 
 @dataclass
@@ -78,7 +92,8 @@ class Demo:
     """One run of the demo: its output folder, its settings, and the duration of each step."""
 
     out: Path
-    arch: str
+    model: Model
+    plain: Model
     epochs: int
     seed: int
     seconds: dict[str, float] = field(default_factory=dict)
@@ -93,7 +108,9 @@ class Demo:
         try:
             action(log)
         except Exception as error:
-            if not isinstance(error, StepError):
+            if isinstance(error, StepError):
+                log = error.log or log
+            else:
                 with log.open("a", encoding="utf-8") as file:
                     traceback.print_exc(file=file)
             tail = log.read_text(encoding="utf-8").splitlines()[-LOG_LINES_SHOWN:]
@@ -138,7 +155,7 @@ class Demo:
                 process.terminate()
                 raise
         if process.returncode:
-            raise StepError(f"{command[0]} ended with status {process.returncode}")
+            raise StepError(f"{command[0]} ended with status {process.returncode}", log)
 
     def make_corpus(self, log: Path) -> None:
         """Generate the corpus."""
@@ -179,17 +196,7 @@ class Demo:
         self.run_logged(command, log)
 
     def train(self, log: Path) -> None:
-        """Run fairseq-train and print one line per epoch."""
-        # In such a short training, a learning rate that falls to zero is better than inverse_sqrt
-        # (README). It needs the number of updates in advance.
-        updates = self.epochs * math.ceil(TRAIN_SENTENCES / SENTENCES_PER_UPDATE)
-        command = [
-            *(console_command("fairseq-train"), "data"),
-            *("--user-dir", str(PACKAGE), "--arch", self.arch, *MODEL_OPTIONS, *TRAIN_OPTIONS),
-            *("--max-epoch", str(self.epochs), "--total-num-update", str(updates)),
-            *("--seed", str(self.seed)),
-            *("--save-dir", "checkpoints", *DATA_OPTIONS, *device_options()),
-        ]
+        """Run fairseq-train for both models at once and print one line per epoch of the first."""
         started = time.monotonic()
         print()
 
@@ -204,101 +211,82 @@ class Demo:
                     flush=True,
                 )
 
-        self.run_logged(command, log, on_line=show_epoch)
+        (self.out / self.plain.checkpoints).mkdir(exist_ok=True)
+        with ThreadPoolExecutor(2) as pool:
+            runs = [
+                pool.submit(self.run_logged, self.training(model), self.out / model.log, on_line)
+                for model, on_line in ((self.model, show_epoch), (self.plain, None))
+            ]
+            for run in runs:
+                run.result()
 
-    def translate(self, log: Path) -> None:
-        """Translate the test set and write the translations in the order of the sentences."""
-        # stochattn-generate needs random attention; for other archs fairseq-generate is used.
-        sampled = is_random(self.arch)
-        program = "stochattn-generate" if sampled else "fairseq-generate"
-        command = [
-            *(console_command(program), "data", "--user-dir", str(PACKAGE)),
-            *(("--samples", str(SAMPLES)) if sampled else ()),
-            *("--path", "checkpoints/checkpoint_best.pt"),
-            *("--beam", "5", "--remove-bpe", "sentencepiece", "--batch-size", "100"),
+    def training(self, model: Model) -> list[str]:
+        """Return the command that trains a model."""
+        # In such a short training, a learning rate that falls to zero is better than inverse_sqrt
+        # (README). It needs the number of updates in advance.
+        updates = self.epochs * math.ceil(TRAIN_SENTENCES / SENTENCES_PER_UPDATE)
+        return [
+            *(console_command("fairseq-train"), "data"),
+            *("--user-dir", str(PACKAGE), "--arch", model.arch, *MODEL_OPTIONS, *TRAIN_OPTIONS),
+            *("--dropout", model.dropout, *model.options),
+            *("--max-epoch", str(self.epochs), "--total-num-update", str(updates)),
+            *("--seed", str(self.seed), "--save-dir", model.checkpoints),
             *(*DATA_OPTIONS, *device_options()),
         ]
-        self.run_logged(command, log)
-        translations: dict[int, str] = {}
-        for line in log.read_text(encoding="utf-8").splitlines():
-            if line.startswith("D-"):
-                number, _, text = line.split("\t")
-                translations[int(number.removeprefix("D-"))] = text
-        lines = [translations[number] for number in sorted(translations)]
-        (self.out / "translations.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def evaluate(self, log: Path) -> None:
-        """Measure the uncertainty on the test set, for the page."""
-        command = [
-            *(console_command("stochattn-evaluate"), "data", "--gen-subset", "test"),
-            *("--path", "checkpoints/checkpoint_best.pt", "--samples", str(SAMPLES)),
-            *("--remove-bpe", "sentencepiece", "--json", EVALUATION, *device_options()),
-        ]
-        self.run_logged(command, log)
+        """Translate the test set with both models and measure their uncertainty about it."""
+        sampled = ("--samples", str(SAMPLES))
+        runs = {
+            self.model.name: (self.model, sampled),
+            self.plain.name: (self.plain, ("--samples", "0")),
+            f"{self.plain.name}, MC dropout": (
+                self.plain,
+                (*sampled, "--retain-dropout", "--no-bleu"),
+            ),
+        }
+
+        def run(number: int, model: Model, flags: tuple[str, ...]) -> dict:
+            file = f"logs/evaluation{number}.json"
+            command = [
+                *(console_command("stochattn-evaluate"), "data", "--gen-subset", "test"),
+                *("--path", model.checkpoint, *flags, "--remove-bpe", "sentencepiece"),
+                *("--keep-examples", "--json", file, "--force", *device_options()),
+            ]
+            self.run_logged(command, log.with_name(f"evaluate{number}.log"))
+            return json.loads((self.out / file).read_text(encoding="utf-8"))
+
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(lambda job: run(job[0], *job[1]), enumerate(runs.values(), 1)))
+        lines = (self.out / "corpus" / "test.jsonl").read_text(encoding="utf-8").splitlines()
+        records = [json.loads(line) for line in lines]
+        evaluation = merge(dict(zip(runs, found, strict=True)), records)
+        compared = compare(evaluation, records)
+        examples = evaluation["checkpoints"][0]["per_example"]["hypothesis"]
+        write(self.out / "translations.txt", "\n".join(examples))
+        write(self.out / EVALUATION, json.dumps(evaluation))
+        seconds = {name: round(value, 1) for name, value in self.seconds.items()}
+        result = {"arch": self.model.arch, "epochs": self.epochs, "seed": self.seed}
+        result |= {"models": {name: vars(row) for name, row in compared.items()}}
+        write(self.out / RESULT, json.dumps({**result, "seconds": seconds}, indent=2))
 
     def report(self, log: Path) -> None:
         """Write the HTML page."""
         command = [console_command("stochattn-report"), ".", "--output", PAGE, *device_options()]
         self.run_logged(command, log)
 
-    def score(self, log: Path) -> None:
-        """Score the translations and write result.json."""
-        records, translations = self.read_translations()
-        score = score_translations(records, translations)
-        seconds = {name: round(value, 1) for name, value in self.seconds.items()}
-        uncertainties = self.read_uncertainties()
-        labels = [record["ambiguous"] for record in records]
-        result = {
-            **{"arch": self.arch, "epochs": self.epochs, "seed": self.seed},
-            **vars(score),
-            "auroc": auroc(uncertainties, labels) if uncertainties else None,
-            "seconds": seconds,
-        }
-        text = json.dumps(result, indent=2)
-        log.write_text(f"{text}\n", encoding="utf-8")
-        (self.out / RESULT).write_text(f"{text}\n", encoding="utf-8")
-
-    def read_translations(self) -> tuple[list[dict], list[str]]:
-        """Return the records of the test set and their translations."""
-        lines = (self.out / "corpus" / "test.jsonl").read_text(encoding="utf-8").splitlines()
-        translations = (self.out / "translations.txt").read_text(encoding="utf-8").splitlines()
-        if len(lines) != len(translations):
-            raise DemoError(f"there are {len(translations)} translations of {len(lines)} sentences")
-        return [json.loads(line) for line in lines], translations
-
-    def read_uncertainties(self) -> list[Uncertainty]:
-        """Return the uncertainty of each translation, an empty list for plain attention."""
-        return read_uncertainties((self.out / "logs" / "translate.log").read_text(encoding="utf-8"))
-
     def print_summary(self) -> None:
-        """Print the scores, and the translations with the least and the most certainty."""
+        """Print the scores of all models, and the least certain predictions of the first."""
         result = json.loads((self.out / RESULT).read_text(encoding="utf-8"))
-        print(f"\n{self.arch}: BLEU {result['bleu']:.1f}  ({result['signature']})")
-        print(
-            f"correct translations: {result['share_unambiguous']:.1%} of the sentences with one "
-            f"correct translation,\n                      {result['share_ambiguous']:.1%} of those "
-            "with several"
-        )
-        records, translations = self.read_translations()
-        uncertainties = self.read_uncertainties()
-        if uncertainties:
-            values = result["auroc"]
-            print(
-                "less certain if several are correct: AUROC "
-                f"{values['surprise']:.2f} by the probability, {values['spread']:.2f} by its spread"
-            )
-            print(*describe(uncertainties, records, translations), sep="\n")
+        compared = {name: Compared(**row) for name, row in result["models"].items()}
+        evaluation = json.loads((self.out / EVALUATION).read_text(encoding="utf-8"))
+        print("", *table(compared), *describe(evaluation["checkpoints"][0]), sep="\n")
         print(f"{sum(self.seconds.values()):.0f} s in total; all files are in {self.out}")
         print(f"a page about this run, for your browser: {self.out / PAGE}")
 
 
-def is_random(arch: str) -> bool:
-    """Return whether the attention of an arch can be sampled at test time."""
-    import fairseq_stochattn.methods  # noqa: F401  (registers all methods)
-    from fairseq_stochattn.core.method import METHODS
-
-    names = [name for name, method in METHODS.items() if method.samples_at_test]
-    return any(f"_{name}_" in f"{arch}_" for name in names)
+def write(path: Path, text: str) -> None:
+    path.write_text(f"{text}\n", encoding="utf-8")
 
 
 def console_command(name: str) -> str:
@@ -314,37 +302,6 @@ def device_options() -> list[str]:
     import torch
 
     return [] if torch.cuda.is_available() else ["--cpu"]
-
-
-def own_files(out: Path) -> list[Path]:
-    """Return every file that a run may write, so that a new run removes only these."""
-    texts = [f"{split}.{language}" for split in SPLITS for language in LANGUAGES]
-    binaries = [f"{split}.de-en.{language}" for split in SPLITS for language in LANGUAGES]
-    names = {
-        "corpus": [*texts, "valid.jsonl", "test.jsonl"],
-        "pieces": [*texts, "pieces.model", "pieces.vocab"],
-        "data": [
-            *("dict.de.txt", "dict.en.txt", "preprocess.log"),
-            *(f"{name}.{ending}" for name in binaries for ending in ("bin", "idx")),
-        ],
-        "checkpoints": ["checkpoint_best.pt", "checkpoint_last.pt"],
-        "logs": [f"{step}.log" for step in STEPS],
-        ".": ["translations.txt", RESULT, EVALUATION, PAGE],
-    }
-    return [out / folder / name for folder, files in names.items() for name in files]
-
-
-def prepare_folder(out: Path) -> None:
-    """Create the output folder, or remove the files of an earlier run from it."""
-    if out.is_dir() and any(out.iterdir()):
-        if not (out / MARKER).is_file():
-            raise DemoError(f"{out} contains other files: give a new folder with --out")
-        state = "a finished" if (out / RESULT).is_file() else "an unfinished"
-        print(f"{out} contains {state} run of this demo, which is replaced")
-        for path in own_files(out):
-            path.unlink(missing_ok=True)
-    (out / "logs").mkdir(parents=True, exist_ok=True)
-    (out / MARKER).write_text("made by examples/demo/run.py\n", encoding="utf-8")
 
 
 def positive(text: str) -> int:
@@ -368,10 +325,12 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all steps and print the summary."""
     args = build_parser().parse_args(argv)
-    demo = Demo(args.out, args.arch, args.epochs, args.seed)
+    model = Model(args.arch, args.arch, "0", "checkpoints", "logs/train.log", BAYESIAN)
+    plain = Model("plain attention", PLAIN_ARCH, PLAIN_DROPOUT, "plain", "plain/train.log")
+    demo = Demo(args.out, model, plain, args.epochs, args.seed)
     actions = (
         *(demo.make_corpus, demo.split_into_pieces, demo.binarise),
-        *(demo.train, demo.translate, demo.score, demo.evaluate, demo.report),
+        *(demo.train, demo.evaluate, demo.report),
     )
     try:
         prepare_folder(demo.out)

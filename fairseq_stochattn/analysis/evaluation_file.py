@@ -40,7 +40,7 @@ def _bin(value: Any, place: str) -> None:
         raise ShapeError(f"{place} has predictions, but no confidence or no accuracy")
 
 
-_WORD = table({"word": scalar, "weight": number, "spread": number})
+_WORD = table({"word": scalar, "weight": number, "spread": number, "varies": scalar})
 _EXAMPLE = table(
     {"id": integer, "text": scalar, "prediction": scalar},
     {

@@ -136,13 +136,8 @@ def least_certain(entry: dict[str, Any]) -> str:
 
 
 def marks_of(example: dict[str, Any]) -> list[tuple[str, bool]]:
-    """The words that a prediction attends to, and whether the weight of each varies much.
-
-    Much is at least half of the spread of the word whose weight varies most.
-    """
-    words = example.get("words") or []
-    most = max((word["spread"] for word in words), default=0.0)
-    return [(str(word["word"]), word["spread"] >= most / 2 > 0) for word in words]
+    """The words that a prediction attends to, and whether the weight of each varies much."""
+    return [(str(word["word"]), bool(word["varies"])) for word in example.get("words") or []]
 
 
 def _bins_in_words(bins: Sequence[dict[str, Any]]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from fairseq.data import Dictionary
-from torch import nn
+from torch import Tensor, nn
 
 from .sentences import build_sentence
 from .weights import find_attention, sample_weights
@@ -19,10 +19,11 @@ def varying_words(task: Any, model: nn.Module, remove_bpe: str | None, samples: 
     """Return a function of a batch with one example and the position of a prediction.
 
     The function returns the words that the prediction attends to, in their order: ``word``,
-    ``weight`` (the mean over samples) and ``spread`` (the standard deviation over samples). The
-    weights are those of the cross-attention, or of the self-attention in models without it,
-    averaged over all heads and layers. ``model`` must have random attention. ``remove_bpe`` joins
-    subwords as in fairseq-generate.
+    ``weight`` (the mean over samples), ``spread`` (the standard deviation over samples), and
+    ``varies``: whether the spread is unusually large in this text. The weights are those of the
+    cross-attention, or of the self-attention in models without it, averaged over all heads and
+    layers. ``model`` must have random attention. ``remove_bpe`` joins subwords as in
+    fairseq-generate.
     """
     groups = find_attention(model)
     sites = [group.site for group in groups]
@@ -40,13 +41,18 @@ def varying_words(task: Any, model: nn.Module, remove_bpe: str | None, samples: 
             if word is not None:
                 totals[:, word] += weights[:, token]
         spreads = totals.std(dim=0) if len(totals) > 1 else torch.zeros_like(totals[0])
-        columns = (words, totals.mean(dim=0).tolist(), spreads.tolist())
+        columns = (totals.mean(dim=0).tolist(), spreads.tolist(), large(spreads).tolist())
         return [
-            {"word": word, "weight": weight, "spread": spread}
-            for word, weight, spread in zip(*columns, strict=True)
+            {"word": word, "weight": weight, "spread": spread, "varies": varies}
+            for word, weight, spread, varies in zip(words, *columns, strict=True)
         ]
 
     return words_at
+
+
+def large(spreads: Tensor) -> Tensor:
+    """True where a spread exceeds the mean of all (N,) by more than their standard deviation."""
+    return spreads > spreads.mean() + spreads.std(correction=0)
 
 
 def join_subwords(

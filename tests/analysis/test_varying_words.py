@@ -11,7 +11,7 @@ from fairseq.data import Dictionary
 import zoo
 from fairseq_stochattn.analysis.report_evaluation import marks_of
 from fairseq_stochattn.analysis.sentences import build_sentence
-from fairseq_stochattn.analysis.varying_words import join_subwords, varying_words
+from fairseq_stochattn.analysis.varying_words import join_subwords, large, varying_words
 from fairseq_stochattn.analysis.weights import find_attention, sample_weights
 
 
@@ -73,9 +73,10 @@ def test_attention_without_noise_does_not_vary() -> None:
     assert spreads[1] < 1e-4
 
 
-def test_words_are_marked_from_half_of_the_largest_spread_on() -> None:
-    words = [{"word": str(n), "weight": 0.1, "spread": n / 10} for n in (1, 2, 4, 3)]
-    assert marks_of({"words": words}) == [("1", False), ("2", True), ("4", True), ("3", True)]
-    still = [{"word": "a", "weight": 1.0, "spread": 0.0}]
-    assert marks_of({"words": still}) == [("a", False)]
+def test_words_with_unusual_spread_are_marked() -> None:
+    assert large(torch.tensor([1.0, 2.0, 4.0, 3.0])).tolist() == [False, False, True, False]
+    assert not large(torch.tensor([0.0])).any()
+    assert not large(torch.ones(5)).any()
+    words = [{"word": "a", "varies": False}, {"word": "b", "varies": True}]
+    assert marks_of({"words": words}) == [("a", False), ("b", True)]
     assert marks_of({}) == []

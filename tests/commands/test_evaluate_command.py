@@ -279,7 +279,7 @@ def test_the_json_file_has_the_documented_content(
         *("confidence", "entropy", "mutual_information", "words"),
     }
     for word in model["least_certain"][0]["words"]:
-        assert set(word) == {"word", "weight", "spread"}
+        assert set(word) == {"word", "weight", "spread", "varies"}
         assert word["spread"] > 0
     assert model["examples"] == len(model["least_certain"]) == 7
 
