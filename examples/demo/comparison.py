@@ -103,8 +103,9 @@ def table(rows: dict[str, Compared]) -> list[str]:
             )
             for name, row in rows.items()
         ),
-        "one, several: sentences with one, with several correct translations. Mutual information: bits",
-        "per token, and as a share of the entropy. AUROC: of finding sentences with several.",
+        "one, several: sentences with one, with several correct translations.",
+        "mutual inform.: in bits per token, and as a share of the entropy.",
+        "AUROC: of finding the sentences with several; 0.5 is chance.",
     ]
 
 
