@@ -185,6 +185,21 @@ def test_without_a_perturbation_it_is_the_plain_objective(name: str, method: str
         assert float(log[key]) == pytest.approx(float(plain_log[key]), rel=1e-5), key
 
 
+@pytest.mark.parametrize("arch", ["transformer", "transformer_babn"])
+@pytest.mark.parametrize("name", UNPERTURBED)
+def test_layerdrop_may_skip_all_decoder_layers(name: str, arch: str) -> None:
+    """The loss then does not depend on the source: there is no gradient to follow."""
+    for share, skipped in ((0.5, False), (1.0, True)):
+        model = translator(arch, encoder_layerdrop=share, decoder_layerdrop=share)
+        torch.manual_seed(2)
+        loss, _, _ = criterion(name)(model, batch())
+        loss.backward()
+        grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        assert torch.isfinite(loss)
+        assert all(torch.isfinite(grad).all() for grad in grads.values())
+        assert skipped == all(grad.eq(0).all() for n, grad in grads.items() if ".layers." in n)
+
+
 @pytest.mark.parametrize("name", UNPERTURBED)
 def test_evaluation_is_one_unperturbed_pass(name: str) -> None:
     model, passes = translator().eval(), []
