@@ -35,7 +35,6 @@ test: $(READY) lint ## lint, and run all tests with up to four processes
 
 evidence: $(READY) ## run the experiments that are missing (hours) and write docs/evidence
 	@OMP_NUM_THREADS=1 $(BIN)/python examples/evidence/run.py all
-	@$(BIN)/python examples/evidence/table.py
 
 pairs: $(READY) ## train every ordered pair of methods and write docs/pairs.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/pairs.py --output docs/pairs.md

@@ -10,6 +10,7 @@ choosing settings: they are evaluated on validation data and their results are i
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import signal
@@ -18,10 +19,12 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+RESULTS = HERE / "results"
 sys.path[:0] = [str(HERE), str(ROOT)]
 
 import torch  # noqa: E402
@@ -59,7 +62,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         counts = list(pool.map(lambda job: attempt(*job, args), jobs))
     done, failed, left = (counts.count(word) for word in ("done", "failed", "left"))
     say(f"{done} done, {failed} failed, {left} left for another call")
+    if done and args.results == RESULTS:
+        write_pages()  # a test fails if a page does not agree with the results
     return 1 if failed else 0
+
+
+def write_pages() -> None:
+    """Write docs/evidence and the table in README.md for the results that exist now."""
+    import table  # imports matplotlib, which a dry run does not need
+
+    with redirect_stdout(io.StringIO()):
+        table.main([])
+    say("docs/evidence and the table in README.md are written: commit them with the results")
 
 
 def attempt(shop: Workshop, run: Run, args: argparse.Namespace) -> str:
@@ -147,7 +161,7 @@ def build_parser() -> OneLineParser:
         "goes on in the next call (default: no limit)")  # fmt: skip
     add("--train-only", action="store_true", help="train what is missing, evaluate in a later call")
     add("--dry-run", action="store_true", help="only say what is missing and how long it takes")
-    add("--results", type=Path, default=HERE / "results", metavar="DIR",
+    add("--results", type=Path, default=RESULTS, metavar="DIR",
         help="folder of the results (default: examples/evidence/results)")  # fmt: skip
     add("--suites", type=Path, default=SUITES, metavar="DIR",
         help="folder of the suites (default: examples/evidence/suites)")  # fmt: skip
