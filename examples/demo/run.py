@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,6 +97,7 @@ class Demo:
     epochs: int
     seed: int
     seconds: dict[str, float] = field(default_factory=dict)
+    running: list[subprocess.Popen] = field(default_factory=list)
 
     def run_step(self, name: str, action: Callable[[Path], None]) -> None:
         """Run one step, print its duration, and print the end of its log if it fails."""
@@ -144,6 +145,7 @@ class Demo:
                 errors="replace",
             ) as process,
         ):
+            self.running.append(process)
             print("$", shlex.join(command), file=file)
             try:
                 for line in process.stdout:
@@ -154,6 +156,7 @@ class Demo:
             except BaseException:
                 process.terminate()
                 raise
+        self.running.remove(process)
         if process.returncode:
             raise StepError(f"{command[0]} ended with status {process.returncode}", log)
 
@@ -217,7 +220,11 @@ class Demo:
                 pool.submit(self.run_logged, self.training(model), self.out / model.log, on_line)
                 for model, on_line in ((self.model, show_epoch), (self.plain, None))
             ]
-            for run in runs:
+            finished, _ = wait(runs, return_when=FIRST_EXCEPTION)
+            if any(run.exception() for run in finished):
+                for process in self.running:  # the other model need not be finished
+                    process.terminate()
+            for run in (*finished, *runs):
                 run.result()
 
     def training(self, model: Model) -> list[str]:
