@@ -22,7 +22,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from comparison import Compared, compare, describe, merge, table
+from compare_models import Compared, compare, describe, merge, table
 from folder import EVALUATION, LANGUAGES, PAGE, RESULT, SPLITS, STEPS, DemoError, prepare_folder
 
 REPOSITORY = Path(__file__).resolve().parents[2]

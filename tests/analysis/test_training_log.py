@@ -38,7 +38,8 @@ def test_every_number_of_the_log_is_read(logged: tuple[runner.Output, Path], fil
     log = read_log([folder / file])
     assert set(log.parts) == {"train_inner", "train", "valid"} == set(output.stats)
     named = {"loss", "nll_loss", "kl", "kl_weight", "elbo", "nll", "noise", "objective", "ppl"}
-    assert set(log.losses()) == named
+    assert set(log.losses()) == {*named, "nll_sampled"}
+    assert log.series("train", "nll_sampled") is None  # only validation has it
     for part, rows in output.stats.items():
         rows = [numbers(row, part) for row in rows]
         for name in named:

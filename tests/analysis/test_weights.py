@@ -86,19 +86,23 @@ def first_layer_ratio(model: nn.Module) -> Tensor:
     return drawn.ratio(unnormalised=True)
 
 
+@pytest.mark.parametrize("noise", ["full", "paper"])
 @pytest.mark.parametrize("distribution", ["weibull", "lognormal"])
-def test_unnormalised_ratio_of_bam_is_constant(distribution: str) -> None:
+def test_unnormalised_ratio_of_bam_is_constant(distribution: str, noise: str) -> None:
     """Zhang et al. 2021 (BABN), Fig. 3. S are the unnormalised weights. If S is lognormal with
     width s, its std/mean is √(exp(s²) − 1). A Weibull variable with shape k is sampled as
-    S ∝ (−log(1−u))^(1/k) with u uniform in (0.1, 0.9), so its moments are integrals over u."""
+    S ∝ (−log(1−u))^(1/k) with u uniform in (0, 1), or in (0.1, 0.9) as in the paper, so its moments
+    are integrals over u."""
     k, s = 3.0, 0.4
-    u = torch.linspace(0.1, 0.9, 100_001).double()
+    low, high = (0.1, 0.9) if noise == "paper" else (0.0, 1 - 1e-6)
+    u = torch.linspace(low, high, 100_001).double()
     first, second = ((-torch.log1p(-u)).pow(m / k).mean() for m in (1, 2))
     theory = {
         "weibull": (second / first**2 - 1).sqrt().item(),
         "lognormal": math.sqrt(math.expm1(s**2)),
     }
-    model = zoo.build("transformer_bam", bam_distribution=distribution, bam_k=k, bam_s=s)
+    flags = {"bam_distribution": distribution, "bam_noise": noise, "bam_k": k, "bam_s": s}
+    model = zoo.build("transformer_bam", **flags)
     ratio = first_layer_ratio(model)
     assert ratio.numpy() == pytest.approx(theory[distribution], rel=0.06)
 

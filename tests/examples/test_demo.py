@@ -19,7 +19,7 @@ _spec = importlib.util.spec_from_file_location("demo_run", SCRIPT)
 demo = importlib.util.module_from_spec(_spec)
 sys.modules["demo_run"] = demo
 _spec.loader.exec_module(demo)
-comparison = sys.modules["comparison"]
+comparison = sys.modules["compare_models"]
 folder = sys.modules["folder"]
 
 

@@ -80,7 +80,7 @@ def first_layer(arch: str, monkeypatch: pytest.MonkeyPatch, **flags: object) -> 
     return Layer(found[:, :, 0], found[:, :, 1].exp(), mean[0, :, 0].double(), k.double())
 
 
-WEIBULL = {"roberta_bam": {"bam_k": 2.0}, "roberta_babn": {}}
+WEIBULL = {"roberta_bam": {"bam_k": 2.0, "bam_noise": "paper"}, "roberta_babn": {}}
 
 
 @pytest.mark.parametrize("arch", WEIBULL)
@@ -110,8 +110,11 @@ def weibull_variation(k: Tensor) -> Tensor:
 
 def test_variation_of_bam_is_constant(monkeypatch) -> None:
     """std/mean depends only on k for Weibull S, and is √(exp(s²) − 1) for lognormal S."""
-    weibull = variation(first_layer("roberta_bam", monkeypatch, bam_k=2.0).unnormalised)
-    assert weibull.numpy() == pytest.approx(weibull_variation(torch.tensor(2.0)).item(), rel=0.05)
+    full = math.sqrt(math.gamma(2) / math.gamma(1.5) ** 2 - 1)
+    cut = weibull_variation(torch.tensor(2.0)).item()
+    for noise, expected in (("paper", cut), ("full", full)):
+        layer = first_layer("roberta_bam", monkeypatch, bam_k=2.0, bam_noise=noise)
+        assert variation(layer.unnormalised).numpy() == pytest.approx(expected, rel=0.06)
     flags = {"bam_distribution": "lognormal", "bam_s": 0.3}
     lognormal = variation(first_layer("roberta_bam", monkeypatch, **flags).unnormalised)
     assert lognormal.numpy() == pytest.approx(lognormal_variation(0.3), rel=0.07)
