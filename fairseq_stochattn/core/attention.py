@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from .context import AttentionContext
 from .method import MethodDict
+from .softmax import softmax
 from .torchscript import refuse_tracing
 
 
@@ -35,7 +36,7 @@ def attend(logits: Tensor, context: AttentionContext, methods: MethodDict) -> Te
     else:
         masked = context.mask(logits)
     precision = torch.promote_types(masked.dtype, torch.float32)
-    weights = torch.softmax(masked, dim=-1, dtype=precision)
+    weights = softmax(masked, precision)
     for method in methods.values():
         weights = method.reweigh(weights, context)
     return weights

@@ -26,6 +26,7 @@ from ...core.distributions import (
 from ...core.errors import SettingError, require_not_negative, require_positive
 from ...core.method import AttentionMethod, LayerInfo, register_method
 from ...core.settings import setting
+from ...core.softmax import log_softmax
 from ...core.stack import AttentionStack
 from .inference import weibull_attention
 from .meter import measure_noise
@@ -82,7 +83,7 @@ def log_scores(logits: Tensor, context: AttentionContext, normalized: bool) -> T
     if not normalized:
         return logits
     if context.blocked is None:
-        return logits.log_softmax(dim=-1)
+        return log_softmax(logits)
     return finite_log_softmax(context.mask(logits))
 
 

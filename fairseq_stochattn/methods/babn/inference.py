@@ -33,6 +33,7 @@ from ...core.distributions import (
     finite_log_softmax,
     log_gamma_1p,
 )
+from ...core.softmax import softmax
 
 # Below this number of elements, one call of torch.lgamma is faster than log_gamma_1p's fifteen.
 FEW_ELEMENTS = 1 << 14
@@ -99,7 +100,7 @@ def weibull_forward(inputs: Inputs, constants: Constants) -> tuple[Tensor, Tenso
     if not normalize:
         exp_scores = bounded_exp(scores)
     elif f2 is not None:
-        exp_scores = scores.softmax(dim=-1)  # with f2, the log softmax itself is not needed
+        exp_scores = softmax(scores)  # with f2, the log softmax itself is not needed
     else:
         scores = finite_log_softmax(scores)
         exp_scores = scores.exp()

@@ -24,6 +24,7 @@ from ...core.errors import require_not_negative, require_positive
 from ...core.losses import Reduction
 from ...core.schedule import Schedule, ramp
 from ...core.settings import Settings, setting
+from ...core.softmax import softmax
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class ContextualPrior(nn.Module):
         """
         hidden = torch.relu(linear(context.k, self.f1))  # (B, H, S, hidden)
         logits = linear(hidden, self.f2).transpose(2, 3)  # (B, H, 1, S)
-        return context.mask(logits).softmax(dim=-1)
+        return softmax(context.mask(logits))
 
     def once(self, context: AttentionContext) -> Tensor:
         """Return m, computed once for the same keys. An LSTM calls this for every query."""

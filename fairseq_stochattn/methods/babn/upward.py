@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...core.context import AttentionContext, AttentionMask, CacheLast
+from ...core.softmax import softmax
 
 INIT_STD = 0.02
 
@@ -153,7 +154,7 @@ class UpwardChain(nn.Module):
         contribute nothing to other keys.
         """
         key_shift = self.key_shift(context.attention_mask)
-        h = key_shift.shift(context.mask(first_logits).softmax(dim=-1))
+        h = key_shift.shift(softmax(context.mask(first_logits)))
         visible = key_shift.visible(h.dtype)
         states: dict[int, Tensor] = {}
         for index in reversed(range(len(self.layers))):
