@@ -50,17 +50,13 @@ MODEL_OPTIONS = (
 TRAIN_OPTIONS = (
     *("--optimizer", "fused_adamw", "--adam-betas", "(0.9, 0.98)", "--clip-norm", "1.0"),
     *("--lr", "2e-3", "--lr-scheduler", "polynomial_decay", "--warmup-updates", "400"),
-    *("--criterion", "elbo", "--label-smoothing", "0.1", "--kl-anneal-updates", "1000"),
+    *("--criterion", "elbo", "--label-smoothing", "0.1"),
     *("--batch-size", str(SENTENCES_PER_UPDATE), "--no-epoch-checkpoints"),
     *("--log-format", "json", "--log-interval", "100"),
 )
 DATA_OPTIONS = ("--num-workers", "0")
 # Plain attention is trained with dropout, because MC dropout samples it.
 PLAIN_ARCH, PLAIN_DROPOUT = "transformer_deterministic", "0.1"
-BAYESIAN = (
-    *("--babn-prior-strength", "10", "--kl-weight", "0.1"),
-    *("--babn-start", "even", "--babn-noise", "full"),
-)
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,6 @@ class Model:
     dropout: str
     checkpoints: str
     log: str
-    options: tuple[str, ...] = ()
 
     @property
     def checkpoint(self) -> str:
@@ -235,7 +230,7 @@ class Demo:
         return [
             *(console_command("fairseq-train"), "data"),
             *("--user-dir", str(PACKAGE), "--arch", model.arch, *MODEL_OPTIONS, *TRAIN_OPTIONS),
-            *("--dropout", model.dropout, *model.options),
+            *("--dropout", model.dropout),
             *("--max-epoch", str(self.epochs), "--total-num-update", str(updates)),
             *("--seed", str(self.seed), "--save-dir", model.checkpoints),
             *(*DATA_OPTIONS, *device_options()),
@@ -332,7 +327,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all steps and print the summary."""
     args = build_parser().parse_args(argv)
-    model = Model(args.arch, args.arch, "0", "checkpoints", "logs/train.log", BAYESIAN)
+    model = Model(args.arch, args.arch, "0", "checkpoints", "logs/train.log")
     plain = Model("plain attention", PLAIN_ARCH, PLAIN_DROPOUT, "plain", "plain/train.log")
     demo = Demo(args.out, model, plain, args.epochs, args.seed)
     actions = (

@@ -46,10 +46,10 @@ class BABN(BayesianSettings):
     )
     rho: float = setting(1.5, "ρ, weight of the upward network in the shape k")
     sigma: float = setting(1e-6, "σ, weight of the upward network in the scale λ")
-    noise: Literal["full", "cut", "paper"] = setting("paper", NOISE_HELP)
+    noise: Literal["full", "cut", "paper"] = setting("full", NOISE_HELP)
     k_min: float = setting(0.05, f"lower bound of the shape k, at least {MIN_K}")
     start: Literal["even", "identity"] = setting(
-        "identity",
+        "even",
         "initial value of f1, the map from the upward network to the shape k: near zero (even), so "
         "that all layers start equally noisy (k near 1.1); or the identity, so that the noise "
         "grows from the first layer to the last",

@@ -31,10 +31,10 @@ from ...core.softmax import softmax
 class KLSettings(Settings):
     """Weight, schedule and reduction of the KL between posterior and prior, for babn and bam."""
 
-    kl_weight: float = setting(0.0001, "full weight of the KL", flag="kl_weight")
+    kl_weight: float = setting(0.03, "full weight of the KL", flag="kl_weight")
     kl_start: int = setting(0, "update at which the KL starts", flag="kl_start")
     kl_anneal_updates: int = setting(
-        4000,
+        1000,
         "updates over which the weight of the KL grows from 0 to its full value",
         flag="kl_anneal_updates",
     )
@@ -70,9 +70,9 @@ class BayesianSettings(KLSettings):
     """What babn and bam have in common: the gamma prior, the noise, and the KL."""
 
     prior_strength: float = setting(
-        1.0,
+        10.0,
         "c, strength of the gamma prior: α = c times the mean of the prior, and β = c; 1 is the "
-        "paper's prior",
+        "paper's prior, which needs a KL weight of about 0.0001",
     )
     beta: float | None = setting(
         None, "β, rate of the gamma prior, if it is not to be the prior strength"
