@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .distributions import log_gamma_1p, weibull_variation
+from .distributions import weibull_variation
 
 UNCUT = (0.0, 1.0)
 # The table covers k from exp(−4) to exp(12), and larger k by extrapolation: there the coefficient
@@ -43,7 +43,7 @@ def sampled_variation(k: Tensor, bounds: tuple[float, float]) -> Tensor:
 def sampled_log_mean(k: Tensor, bounds: tuple[float, float]) -> Tensor:
     """log E[S/λ] of the samples that ``sampled_variation`` describes, elementwise."""
     if bounds == UNCUT:
-        return log_gamma_1p(1 / k)
+        return torch.lgamma(1 + 1 / k)
     return _interpolate(_tables(*bounds).scaled_log_mean, k) / k
 
 

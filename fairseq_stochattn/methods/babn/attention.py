@@ -20,7 +20,6 @@ from ...core.cut_noise import sampled_log_mean
 from ...core.distributions import (
     at_least_float,
     finite_log_softmax,
-    log_gamma_1p,
     weibull_noise,
 )
 from ...core.errors import SettingError, require_not_negative, require_positive
@@ -162,7 +161,7 @@ class BABNAttention(AttentionMethod):
             self.add_measure("noise", *measure_noise(k, context.valid, settings.noise_bounds))
         if settings.noise == "cut" and not self.stochastic:
             # Replace the mean of a Weibull variable by the mean of samples with cut noise.
-            log_s = log_s + sampled_log_mean(k, settings.noise_bounds) - log_gamma_1p(1 / k)
+            log_s = log_s + sampled_log_mean(k, settings.noise_bounds) - torch.lgamma(1 + 1 / k)
         return log_s
 
     def alpha(self, context: AttentionContext) -> Tensor:

@@ -10,7 +10,7 @@ constant, Γ is the gamma function, and ψ is its logarithmic derivative.
     KL = α(γ/k − log λ) + log k + βE[S] + log Γ(α) − α log β − γ − 1        (to the prior)
 
 The settings are ρ, σ and k_min. The prior is Gamma(α, β) with shape α and rate β. One autograd
-function replaces about sixty operators. It computes log Γ and ψ once per (query, key) pair, stores
+function replaces several dozen operators. It computes log Γ and ψ once per (query, key) pair, stores
 seven tensors of the size of the scores instead of about twenty-four, and computes no exponential
 again in the backward pass.
 """
@@ -31,12 +31,9 @@ from ...core.distributions import (
     bounded_exp,
     digamma_1p,
     finite_log_softmax,
-    log_gamma_1p,
 )
 from ...core.softmax import softmax
 
-# Below this number of elements, one call of torch.lgamma is faster than log_gamma_1p's fifteen.
-FEW_ELEMENTS = 1 << 14
 MAX_MEAN = math.exp(MAX_EXPONENT)  # upper bound of E[S] in the KL
 # Values above this limit are taken as clamped to MAX_MEAN. The margin allows for rounding.
 CLAMPED_ABOVE = (1 - 1e-6) * MAX_MEAN
@@ -79,17 +76,8 @@ def like_alpha(x: Tensor, alpha: Tensor) -> Tensor:
     return x if alpha.size(2) == x.size(2) else x.sum(2, keepdim=True)
 
 
-def log_gamma_of(alpha: Tensor) -> Tensor:
-    """log Γ(α). If α depends on the query, it has many elements: see FEW_ELEMENTS."""
-    if alpha.numel() < FEW_ELEMENTS:
-        return torch.lgamma(alpha)
-    return log_gamma_1p(alpha).sub_(alpha.log())
-
-
 def digamma_of(alpha: Tensor) -> Tensor:
-    """ψ(α), the derivative of ``log_gamma_of``."""
-    if alpha.numel() < FEW_ELEMENTS:
-        return torch.digamma(alpha)
+    """ψ(α), by way of ψ(1 + α), which is faster."""
     return digamma_1p(alpha).sub_(alpha.reciprocal())
 
 
@@ -106,7 +94,7 @@ def weibull_forward(inputs: Inputs, constants: Constants) -> tuple[Tensor, Tenso
         exp_scores = scores.exp()
     k = torch.add(exp_scores, F.softplus(f1), alpha=rho).add_(k_min)
     inv_k = k.reciprocal()
-    log_gamma = torch.lgamma(inv_k + 1) if k.numel() < FEW_ELEMENTS else log_gamma_1p(inv_k)
+    log_gamma = torch.lgamma(inv_k + 1)
     gamma, mean, log_mean, alpha_factor = None, exp_scores, scores, None
     if f2 is not None:
         # E[S] = exp(Φ) + σ·softplus(f2)·Γ(1+1/k)
@@ -124,7 +112,7 @@ def weibull_forward(inputs: Inputs, constants: Constants) -> tuple[Tensor, Tenso
     if alpha is not None:
         valid = valid.to(k.dtype)  # converted once; products with a bool would convert per head
         alpha_factor = like_alpha(inv_k.mul_(EULER).sub_(log_lambda).mul_(valid), alpha)
-        alpha_terms = log_gamma_of(alpha).sub_(alpha, alpha=math.log(beta)).sub_(EULER + 1)
+        alpha_terms = torch.lgamma(alpha).sub_(alpha, alpha=math.log(beta)).sub_(EULER + 1)
         alpha_terms.mul_(like_alpha(valid, alpha))
         kl = alpha_terms.addcmul_(alpha, alpha_factor).sum()
         kl += k.log().add_(mean.clamp(max=MAX_MEAN), alpha=beta).mul_(valid).sum()
