@@ -111,6 +111,11 @@ class GraphAttention(HasHeadHooks, nn.Module):
         out = sparse_linear(x, weight) if isinstance(x, SparseRows) else F.linear(x, weight)
         return out.unflatten(-1, (self.num_heads, self.head_dim))
 
+    def queries_and_keys(self, x: Tensor | SparseRows) -> tuple[Tensor, Tensor]:
+        """Return q and k (N, H, d) for features x (N, C)."""
+        wh = self.project(x, self.weight)
+        return self.a_q * wh, self.a_k * wh
+
     def _weights(self, logits: Tensor, bucket: Bucket, number: int, q: Tensor, k: Tensor) -> Tensor:
         """The attention weights (n, H, 1, S) of a bucket."""
         if not self.attention_methods:
@@ -140,8 +145,8 @@ class GraphAttention(HasHeadHooks, nn.Module):
             return features[nodes].transpose(1, 2)
 
         def projected() -> tuple[Tensor, Tensor]:
-            wh = self.project(x.detach(), self.weight)
-            return grouped(self.a_q * wh), grouped(self.a_k * wh)
+            q, k = self.queries_and_keys(x.detach())
+            return grouped(q), grouped(k)
 
         context = AttentionContext(
             q=grouped(q),
