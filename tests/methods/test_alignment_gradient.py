@@ -17,6 +17,7 @@ from fairseq_stochattn.integrations.convert import convert
 from fairseq_stochattn.methods.alignment import Alignment
 from fairseq_stochattn.methods.alignment.clouds import standardized
 from fairseq_stochattn.methods.alignment.distances import build_matcher, mean_cost
+from fairseq_stochattn.methods.alignment.meter import COLLAPSED, relative_spread
 from fairseq_stochattn.methods.alignment.tokens import TokenSet
 from fairseq_stochattn.methods.alignment.transport import euclidean_cost, sinkhorn
 
@@ -174,3 +175,12 @@ def test_euclidean_ot_converges_at_its_defaults(scale: float) -> None:
     error = (plan.sum(-1) - queries.mass).abs().sum(-1).max()
     assert error < 1e-2
     torch.testing.assert_close(align(q, k, queries, keys), (cost * plan).sum(dim=(-2, -1)))
+
+
+def test_collapsed_points_are_recognised_at_any_scale() -> None:
+    mass = torch.full((50,), 1 / 50, dtype=torch.float64)
+    points = torch.randn(2, 50, 4, dtype=torch.float64)
+    for scale in (1e-3, 1.0, 1e3):
+        alive, narrow = scale * (points + 1), scale * (0.01 * points + 1)
+        assert (relative_spread(alive, mass) > COLLAPSED).all()
+        assert (relative_spread(narrow, mass) < COLLAPSED).all()
