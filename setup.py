@@ -39,7 +39,13 @@ setup(
         "tensorboard>=2.12",
     ],
     extras_require={
-        "data": ["sacremoses>=0.1", "subword-nmt>=0.3.8", "tokenizers>=0.20", "syntok>=1.4.4"],
+        "data": [
+            "sacremoses>=0.1",
+            "subword-nmt>=0.3.8",
+            "tokenizers>=0.20",
+            "syntok>=1.4.4",
+            "scipy>=1.11",
+        ],
         "analysis": ["scipy>=1.11", "scikit-learn>=1.3", "matplotlib>=3.8"],
         "pretrained": ["safetensors>=0.4", "tokenizers>=0.20"],
         "dev": [

@@ -134,20 +134,41 @@ def _train(shop: Workshop, run: Run, folder: Path) -> None:
     data = str(shop.folder(run.task) / "data")
     words = ["fairseq-train", data, *flags, *_TRAIN, *shop.device]
     cpu = shop.call([*words, "--seed", str(run.seed), "--save-dir", str(checkpoints)], log)
-    epochs = scores(checkpoints)
-    if not epochs:
+    best, epochs, chosen = choose(checkpoints, log, flags, shop.suite.average)
+    if not chosen:
         raise CommandError(f"{run}: the training left no checkpoint (log: {log})")
-    best = best_epoch(epochs, "--maximize-best-checkpoint-metric" in flags)
-    chosen = range(best - shop.suite.average, best + shop.suite.average + 1)
     times = {
         "seconds": time.monotonic() - started, "cpu_seconds": cpu, "resumed": begun is not None,
-        "step_seconds": step_seconds(log), "best_epoch": best, "epochs": max(epochs),
+        "step_seconds": step_seconds(log), "best_epoch": best, "epochs": epochs,
     }  # fmt: skip
     with atomic_file(folder / "training.json") as partial:
         partial.write_text(json.dumps(times, indent=1) + "\n", encoding="utf-8")
     # Written last: a model means that the training is complete.
-    average([checkpoints / f"checkpoint{n}.pt" for n in chosen if n in epochs], folder / "model.pt")
+    average(chosen, folder / "model.pt")
     shutil.rmtree(checkpoints)
+
+
+def choose(
+    checkpoints: Path, log: Path, flags: Sequence[str], around: int
+) -> tuple[int, int, list[Path]]:
+    """The best epoch, the number of epochs, and the checkpoints whose mean is the model.
+
+    ``around`` epochs before and after the best one are averaged with it. With
+    ``--no-epoch-checkpoints``, for trainings of many short epochs, only the best one exists.
+    """
+    if "--no-epoch-checkpoints" in flags:
+        path = checkpoints / "checkpoint_best.pt"
+        if not path.is_file():
+            return 0, 0, []
+        # fairseq stores the number of the epoch that would come next.
+        best = load_checkpoint(str(path))["extra_state"]["train_iterator"]["epoch"] - 1
+        return best, len(read_log([log]).series("train", "ups").values), [path]
+    epochs = scores(checkpoints)
+    if not epochs:
+        return 0, 0, []
+    best = best_epoch(epochs, "--maximize-best-checkpoint-metric" in flags)
+    chosen = [n for n in range(best - around, best + around + 1) if n in epochs]
+    return best, max(epochs), [checkpoints / f"checkpoint{n}.pt" for n in chosen]
 
 
 def latest(folder: Path) -> Path | None:

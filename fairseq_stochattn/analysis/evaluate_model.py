@@ -114,7 +114,8 @@ def evaluate_model(
         measured["metrics"] = {**scores.pop("metrics"), **measured["metrics"]}
         measured |= scores
     words_at = None
-    if samples and len(models) == 1 and is_random(models[0]):
+    has_words = task.source_dictionary is not None  # not in a graph
+    if samples and has_words and len(models) == 1 and is_random(models[0]):
         words_at = varying_words(task, models[0], search.remove_bpe, samples)
     if settings.keep_examples:
         measured["per_example"] = per_example(predictions, translations)

@@ -1,11 +1,12 @@
 """Draws the keys and queries of self-attention as points in a plane, by t-SNE.
 
-The title of a panel has their squared MMD (maximum mean discrepancy). Zhang et al. 2021 (Alignment
-attention), Fig. 1.
+The title of a panel has their squared MMD (maximum mean discrepancy) and spreads. Zhang et al. 2021
+(Alignment attention), Fig. 1.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +18,14 @@ from torch import Tensor, nn
 from ..core.distributions import at_least_float
 from ..core.errors import InputError
 from ..core.heads import HeadGroup
+from ..methods.alignment.meter import (
+    COLLAPSED,
+    MAX_POINTS,
+    relative_spread,
+    scaled_mmd,
+    spread,
+    spread_indices,
+)
 from ..methods.alignment.tokens import TokenSet
 from ..methods.alignment.transport import squared_mmd
 from .drawing import COLOURS, panels
@@ -28,19 +37,41 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+logger = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True)
 class KeysAndQueries:
     """Keys and queries of all non-padding tokens in a data set, for every head of one module."""
 
     queries: Tensor  # (N, H, d), without the factor 1/√d
     keys: Tensor  # (N, H, d)
-    mmd: Tensor  # (H,): squared MMD between the keys and queries of a sentence, mean over sentences
+    mmd: Tensor  # (H,): squared MMD (σ = 1) between keys and queries of a sentence, mean over them
 
     def some(self, count: int, seed: int) -> KeysAndQueries:
         """At most ``count`` tokens, chosen at random."""
         order = torch.randperm(len(self.keys), generator=torch.Generator().manual_seed(seed))
         chosen = order[:count]
         return KeysAndQueries(self.queries[chosen], self.keys[chosen], self.mmd)
+
+
+@dataclass(frozen=True)
+class Clouds:
+    """The meters of keys and queries, (H,) each: one number per head."""
+
+    mmd: Tensor
+    key_spread: Tensor
+    query_spread: Tensor
+    collapsed: Tensor  # True where all keys, or all queries, are nearly equal
+
+
+def clouds_of(points: KeysAndQueries) -> Clouds:
+    """The meters of methods/alignment/meter.py, with the kernel's width from the data."""
+    rows = spread_indices(len(points.keys), MAX_POINTS, points.keys.device)
+    q, k = (x[rows].transpose(0, 1) for x in (points.queries, points.keys))  # (H, n, d)
+    mass = torch.full((len(rows),), 1 / len(rows), dtype=q.dtype)
+    narrow = [relative_spread(x, mass) < COLLAPSED for x in (q, k)]
+    return Clouds(scaled_mmd(q, k, mass), spread(k, mass), spread(q, mass), narrow[0] | narrow[1])
 
 
 def collect(evaluation: Evaluation, group: HeadGroup) -> KeysAndQueries:
@@ -96,13 +127,25 @@ def project_tsne(points: KeysAndQueries, head: int, seed: int) -> tuple[np.ndarr
 
 
 def keys_queries_figure(
-    points: KeysAndQueries, heads: Sequence[int], title: str, seed: int
+    points: KeysAndQueries, heads: Sequence[int], title: str, seed: int, kernel: str = "data"
 ) -> Figure:
-    """A figure with one panel per head."""
+    """A figure with one panel per head.
+
+    ``kernel`` is that of the MMD: its width is set from the data, or 1 as in the paper.
+    """
     figure, axes = panels(len(heads), (3.4, 3.4))
+    clouds = clouds_of(points)
+    mmd = clouds.mmd if kernel == "data" else points.mmd
     for ax, head in zip(axes, heads, strict=True):
         _draw(ax, *project_tsne(points, head, seed))
-        ax.set_title(f"head {head}, squared MMD {points.mmd[head]:.3g}")
+        spreads = f"{clouds.key_spread[head]:.3g}, {clouds.query_spread[head]:.3g}"
+        ax.set_title(f"head {head}, squared MMD {mmd[head]:.3g}\nspread {spreads}", fontsize=8)
+        if clouds.collapsed[head]:
+            logger.warning(
+                "head %d: keys or queries have collapsed to nearly one point, which makes any MMD "
+                "small",
+                head,
+            )
     figure.suptitle(title)
     return figure
 

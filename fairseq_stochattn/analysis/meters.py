@@ -20,6 +20,7 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from ..core.divergences import categorical_kl
+from ..core.graph_attention import GraphAttention
 from ..core.head_hooks import HasHeadHooks
 from ..core.heads import HeadGroup, find_heads
 from ..core.losses import collecting_losses, pool_layers, take_losses
@@ -123,6 +124,8 @@ def _shows_heads(group: HeadGroup) -> bool:
 def _has_clouds(group: HeadGroup) -> bool:
     """Whether the module is self-attention whose projected keys and queries can be read."""
     module = group.module
+    if isinstance(module, GraphAttention):
+        return True
     return isinstance(module, MultiheadAttention) and module.self_attention and _shows_heads(group)
 
 
@@ -130,6 +133,14 @@ def _hook_clouds(
     group: HeadGroup, store: Callable[[tuple[CloudMeters, Tensor]], None], hooks: ExitStack
 ) -> None:
     """Store the meters of keys and queries in every forward pass, until ``hooks`` is closed."""
+    if isinstance(group.module, GraphAttention):
+
+        def after_layer(layer: GraphAttention, given: tuple, _: Tensor) -> None:
+            q, k = (x.transpose(0, 1)[None] for x in layer.queries_and_keys(given[0]))
+            store(cloud_meters(q, k, None))
+
+        hooks.callback(group.module.register_forward_hook(after_layer).remove)
+        return
     last: dict[str, Tensor] = {}  # the queries, until the keys of the same batch are computed
 
     def by_head(projected: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ def _keys_queries(args: argparse.Namespace) -> Figure:
     vectors = collect(evaluation, group).some(args.tokens, evaluation.seed)
     place = f"{group.site} attention, layer {group.layer}"
     title = f"{args.checkpoint}\n{place}, {len(vectors.keys)} tokens of {args.subset}"
-    return keys_queries_figure(vectors, heads, title, evaluation.seed)
+    return keys_queries_figure(vectors, heads, title, evaluation.seed, args.kernel)
 
 
 def _of_evaluation(draw: Callable[[dict], Figure]) -> Callable[[argparse.Namespace], Figure]:
@@ -235,6 +235,13 @@ def _add_keys_queries(add: Add) -> None:
         default=300,
         metavar="N",
         help="draw at most N tokens (default: %(default)s)",
+    )
+    add(
+        "--kernel",
+        choices=("data", "paper"),
+        default="data",
+        help="kernel of the MMD: its width from the data, over all drawn tokens (data), or 1, "
+        "within each sentence (paper) (default: %(default)s)",
     )
     _add_output(add)
 

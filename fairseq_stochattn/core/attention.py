@@ -17,14 +17,17 @@ from .softmax import softmax
 from .torchscript import refuse_tracing
 
 
-def attend(logits: Tensor, context: AttentionContext, methods: MethodDict) -> Tensor:
+def attend(
+    logits: Tensor, context: AttentionContext, methods: MethodDict, observed: bool = False
+) -> Tensor:
     """The attention weights (B, H, T, S) of the logits QKᵀ/√d, in fp32 or better.
 
-    Without a method that keeps them, the logits are overwritten.
+    Without a method that keeps them, the logits are overwritten. ``observed`` says that the caller
+    has called ``observe`` of all methods.
     """
     refuse_tracing()
     product_qk = logits
-    for method in methods.values():
+    for method in () if observed else methods.values():
         method.observe(context)
     for method in methods.values():
         logits = method(logits, context)

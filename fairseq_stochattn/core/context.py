@@ -111,12 +111,15 @@ class AttentionContext:
 
     q: Tensor  # (B, H, T, d), not scaled: 1/√d is part of the logits
     k: Tensor  # (B, H, S, d)
-    query_input: Tensor  # (T, B, C): the input of W_Q
-    key_input: Tensor | None  # (S, B, C): the input of W_K; None where keys are cached
+    query_input: Tensor | None  # (T, B, C): the input of W_Q; None in graph layers
+    key_input: Tensor | None  # (S, B, C): the input of W_K; None in graph layers, or if cached
     query_padding: Tensor | None  # (B, T), True at padding; None if unknown or no padding
     attention_mask: AttentionMask
     stack: AttentionStack
     paired: bool = field(default_factory=batch_is_paired)  # whether half of it is adversarial
+    # Returns q and k with gradients that reach W_Q and W_K, but not their inputs; None if the layer
+    # cannot compute them.
+    projected: Callable[[], tuple[Tensor, Tensor]] | None = None
     _valid: Tensor | None = field(default=None, repr=False)
 
     @property
@@ -163,15 +166,17 @@ class AttentionContext:
         return self._rows(slice(self.q.size(0) // 2, None))
 
     def _rows(self, rows: slice) -> AttentionContext:
-        padding = self.query_padding
+        padding, projected = self.query_padding, self.projected
+        inputs = self.query_input
         return replace(
             self,
             q=self.q[rows],
             k=self.k[rows],
-            query_input=self.query_input[:, rows],
+            query_input=None if inputs is None else inputs[:, rows],
             key_input=None if self.key_input is None else self.key_input[:, rows],
             query_padding=None if padding is None else padding[rows],
             attention_mask=self.attention_mask.rows(rows),
+            projected=projected and (lambda: tuple(x[rows] for x in projected())),
             paired=False,
             _valid=None,
         )

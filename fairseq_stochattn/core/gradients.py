@@ -41,3 +41,24 @@ class _StraightThrough(torch.autograd.Function):
 def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
     """The value of ``hard`` with the gradient of ``soft`` (Bengio et al. 2013)."""
     return _StraightThrough.apply(hard, soft)
+
+
+class _ThroughProjection(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        rows = grad_out.flatten(0, -2)
+        grad_weight = rows.t() @ x.flatten(0, -2).to(rows.dtype)
+        grad_bias = rows.sum(dim=0) if ctx.has_bias else None
+        return None, None, grad_weight.to(weight.dtype), grad_bias
+
+
+def through_projection(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return ``out`` = x Wᵀ + b, already computed, with a gradient for W and b but not for x."""
+    return _ThroughProjection.apply(out.detach(), x.detach(), weight, bias)

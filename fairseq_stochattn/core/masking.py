@@ -56,6 +56,7 @@ def masked_pairs(score: Tensor, valid: Tensor) -> Tensor:
 class MaskingMethod(AttentionMethod):
     """Base class of methods that mask (query, key) pairs; a subclass scores the pairs."""
 
+    on_graphs = False
     sites = ("encoder", "decoder")  # self-attention
     plain_at_test = True
     must_be_last = True

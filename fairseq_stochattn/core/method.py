@@ -69,6 +69,10 @@ class AttentionMethod(HasLosses, nn.Module, ABC):
     passive: ClassVar[bool] = False
     # Needs the token ids behind the queries (``stack.tokens``).
     needs_tokens: ClassVar[bool] = False
+    # Works in graph layers, which show no inputs of the projections and have no paired batches.
+    on_graphs: ClassVar[bool] = True
+    # Overrides ``observe``.
+    observes: ClassVar[bool] = False
     # Must be the last method of a chain.
     must_be_last: ClassVar[bool] = False
     # The setting whose fairseq flag adds this method to any other, such as ``--alignment ct``.
@@ -202,6 +206,7 @@ def register_method(
     def register(cls: type[AttentionMethod]) -> type[AttentionMethod]:
         if name in METHODS:
             raise InputError(f"attention method {name!r} is registered twice")
+        cls.observes = cls.observe is not AttentionMethod.observe
         if not set(cls.sites) <= set(SITES):
             raise InputError(f"attention method {name!r} names unknown sites: {cls.sites}")
         cls.name = settings.method = name

@@ -7,7 +7,8 @@ of one forward pass.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -83,6 +84,19 @@ class AttentionStack(nn.Module):
                     self._forget_losses(method)
         self._collection = collection
 
+    @contextmanager
+    def part(self, number: int) -> Iterator[None]:
+        """Within the block, ``state`` is that of one part of the input, the same in all layers.
+
+        A graph layer calls its methods once per part (core/graph_attention.py).
+        """
+        whole = self.state
+        self.state = whole.setdefault(f"part {number}", {})
+        try:
+            yield
+        finally:
+            self.state = whole
+
     def next_query_padding(self) -> Tensor | None:
         """(B, 1) for a decoder that attends with one query at a time (LSTM)."""
         step = self.queries_seen
@@ -111,7 +125,7 @@ def build_stacks(
     attentions: Mapping[str, Sequence[nn.Module]],
     sites: Selection = "all",
     layers: Selection = "all",
-    vocabularies: Mapping[str, Vocabulary] | None = None,
+    vocabularies: Mapping[str, Vocabulary | None] | None = None,
     names: tuple[str, str] = ("sites", "layers"),
     kept: Mapping[str, KeptLayers | None] | None = None,
 ) -> dict[str, AttentionStack]:

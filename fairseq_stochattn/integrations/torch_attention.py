@@ -6,6 +6,8 @@ module remain valid. Shapes: T queries, S keys, B rows of the batch, H heads, d 
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from ..core.attention import attend, attend_fused, product
 from ..core.context import AttentionContext, AttentionMask, mask_from_both, mask_from_padding
 from ..core.errors import InputError
+from ..core.gradients import through_projection
 from ..core.head_hooks import HasHeadHooks, HeadOutputs
 from ..core.heads import site_of
 from ..core.method import MethodDict
@@ -81,7 +84,7 @@ class StochasticTorchAttention(HasHeadHooks, nn.MultiheadAttention):
                 key_padding_mask = key_padding_mask.unsqueeze(0)
         elif self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        q, k, v = self._projected(query, key, value)  # (T|S, B, C)
+        q, k, v = rows = self._projected(query, key, value)  # (T|S, B, C)
         if self.bias_k is not None:
             batch = k.size(1)
             k = torch.cat([k, self.bias_k.repeat(1, batch, 1)])
@@ -102,6 +105,10 @@ class StochasticTorchAttention(HasHeadHooks, nn.MultiheadAttention):
             query_padding=self._query_padding(q),
             attention_mask=mask,
             stack=self.stack,
+            # Not with --add-bias-kv or --add-zero-attn, whose keys have no input.
+            projected=partial(self._through_projections, rows, query, key)
+            if k.size(2) == len(key)
+            else None,
         )
         scale = self.head_dim**-0.5
         if not need_weights and bias is None and self._can_fuse():
@@ -124,13 +131,26 @@ class StochasticTorchAttention(HasHeadHooks, nn.MultiheadAttention):
         return out, weights if batched else weights.squeeze(0)
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        inputs = (query, key, value)
+        return tuple(F.linear(x, *given) for x, given in zip(inputs, self._linears(), strict=True))
+
+    def _linears(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Weight and bias of W_Q, W_K and W_V."""
         if self.in_proj_weight is not None:
             weights = self.in_proj_weight.chunk(3)
         else:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        inputs = (query, key, value)
-        return tuple(F.linear(*given) for given in zip(inputs, weights, biases, strict=True))
+        return list(zip(weights, biases, strict=True))
+
+    def _through_projections(
+        self, rows: tuple[Tensor, ...], query: Tensor, key: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Queries and keys (B, H, T|S, d) whose gradients reach W_Q and W_K only."""
+        return tuple(
+            self._split_heads(through_projection(out, x, *given))
+            for out, x, given in zip(rows[:2], (query, key), self._linears()[:2], strict=True)
+        )
 
     def _split_heads(self, x: Tensor) -> Tensor:
         """(S, B, C) → (B, H, S, d)."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from .. import compat
 from ..compat import UsageError
+from ..core.graph_network import GraphEncoder
 from ..core.method import METHODS
 from ..core.pruning import KeptLayers
 from ..core.stack import Vocabulary, build_stacks
@@ -99,7 +100,20 @@ class RecurrentAdapter:
         return {"cross": [StochasticAttentionLayer.adopt(self.attention)]}
 
 
+class GraphAdapter:
+    """Adapter for graph attention networks, whose nodes attend to their neighbours."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.attention_stacks["encoder"].clear()
+        return super().forward(*args, **kwargs)
+
+    def attentions(self) -> dict[str, list[nn.Module]]:
+        """Return the attention modules by site; they need no conversion."""
+        return {"encoder": list(self.layers)}
+
+
 _ADAPTERS = {
+    GraphEncoder: GraphAdapter,
     TransformerEncoderBase: EncoderAdapter,
     TransformerDecoderBase: DecoderAdapter,
     LSTMDecoder: RecurrentAdapter,
@@ -141,8 +155,10 @@ def install_methods(
         owner.attention_stacks = nn.ModuleDict({site: stacks[site] for site in sites})
 
 
-def vocabulary_of(owner: nn.Module) -> Vocabulary:
-    """The vocabulary size and padding id of an encoder or decoder."""
+def vocabulary_of(owner: nn.Module) -> Vocabulary | None:
+    """The vocabulary size and padding id of an encoder or decoder; None of a graph."""
+    if not hasattr(owner, "dictionary"):
+        return None
     return Vocabulary(len(owner.dictionary), owner.dictionary.pad())
 
 

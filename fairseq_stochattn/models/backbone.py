@@ -30,7 +30,7 @@ from ..core.method import METHODS, on_registration
 from .adapters import install_methods
 from .config import complete, flags_of, is_typed, join_configs, set_defaults
 from .layer_decay import apply_factors
-from .method_flags import AttentionConfig, settings_flags
+from .method_flags import AttentionConfig, method_names, settings_flags
 from .pruning import PrunesLayers, take_kept_layers
 
 
@@ -46,6 +46,9 @@ class Backbone:
     extra_config: type[FairseqDataclass] = FairseqDataclass  # flags that fairseq's model lacks
     # Presets that exist only with a method, because plain fairseq lacks some of their flags.
     presets: Mapping[str, Callable[[Any], None]] = field(default_factory=dict)
+    graphs: bool = False  # whether the attention is over a graph (core/graph_attention.py)
+    # Defaults of method flags that differ in this backbone.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     # Applies the flags of ``extra_config`` to the model after its attention was replaced.
     finish: Callable[[nn.Module, Namespace], None] = lambda model, config: None
 
@@ -92,6 +95,8 @@ class StochasticModel(PrunesLayers, RefusesMismatch):
         )
         cls.prepare(args, task)
         refuse_empty_data(task)
+        if cls.backbone.graphs:
+            refuse_without_graphs(args)
         kept = take_kept_layers(args, getattr(task, "needs_generator", False))
         model = super().build_model(args, task)
         model.kept_layers = kept
@@ -111,6 +116,15 @@ class StochasticModel(PrunesLayers, RefusesMismatch):
             value = getattr(getattr(task, "cfg", None), name, None)
             if value is not None and not hasattr(args, name):
                 setattr(args, name, value)
+
+
+def refuse_without_graphs(args: Namespace) -> None:
+    """Exit if a method does not work on graphs, whose nodes have no order and no text."""
+    for name in method_names(args):
+        if not METHODS[name].on_graphs:
+            raise UsageError(f"--attention {name} does not work on graphs")
+    if "babn" in method_names(args) and args.babn_upward != "heads":
+        raise UsageError("--babn-upward positions: neighbours in a graph have no order; use heads")
 
 
 def refuse_empty_data(task: Any) -> None:
@@ -149,6 +163,8 @@ def _register_pair(backbone: Backbone, method: str) -> None:
     """Register ``<backbone>_<method>`` and its presets, unless they share no attention site."""
     if not set(METHODS[method].sites) & set(backbone.sites):
         return
+    if backbone.graphs and not METHODS[method].on_graphs:
+        return
     name = f"{backbone.name}_{method}"
     config = join_configs(
         f"{name}_config",
@@ -156,7 +172,7 @@ def _register_pair(backbone: Backbone, method: str) -> None:
         backbone.extra_config,
         AttentionConfig,
         *(settings_flags(METHODS[other].Settings) for other in METHODS),
-        **_defaults(method),
+        **{**backbone.defaults, **_defaults(method)},
     )
     contents = {"backbone": backbone, "arch": name, "config": config, "__module__": __name__}
     model = type(name, (StochasticModel, *backbone.mixins, backbone.model), contents)

@@ -24,6 +24,7 @@ from ..core.context import (
     mask_from_both,
     mask_from_padding,
 )
+from ..core.gradients import through_projection
 from ..core.head_hooks import HasHeadHooks, HeadOutputs
 from ..core.method import MethodDict
 from ..core.stack import AttentionStack
@@ -87,8 +88,8 @@ class StochasticMultiheadAttention(HasHeadHooks, MultiheadAttention):
         key, value, key_padding_mask = self._key_source(
             query, key, value, key_padding_mask, incremental_state, static_kv
         )
-        q = self.q_proj(query)  # (T, B, C)
-        k = None if key is None else self.k_proj(key)  # (S, B', C)
+        q = q_rows = self.q_proj(query)  # (T, B, C)
+        k = k_rows = None if key is None else self.k_proj(key)  # (S, B', C)
         v = None if value is None else self.v_proj(value)
         if self.bias_k is not None and k is not None:
             k, v, key_padding_mask, attn_mask = self._add_bias(
@@ -114,6 +115,14 @@ class StochasticMultiheadAttention(HasHeadHooks, MultiheadAttention):
         else:
             mask, bias = mask_from_both(key_padding_mask, attn_mask)
         query_padding = self.stack.query_padding
+
+        def projected() -> tuple[Tensor, Tensor]:
+            rows = (
+                through_projection(out, x, linear.weight, linear.bias)
+                for out, x, linear in ((q_rows, query, self.q_proj), (k_rows, key, self.k_proj))
+            )
+            return tuple(self._split_heads(x) for x in rows)
+
         context = AttentionContext(
             q=q,
             k=k,
@@ -122,6 +131,7 @@ class StochasticMultiheadAttention(HasHeadHooks, MultiheadAttention):
             query_padding=query_padding if beams == 1 else None,
             attention_mask=mask,
             stack=self.stack,
+            projected=projected if self._keys_are_projected(k, key, beams) else None,
         )
         weights_used = need_weights or need_head_weights or before_softmax
         if not weights_used and bias is None and self._can_fuse():
@@ -143,6 +153,10 @@ class StochasticMultiheadAttention(HasHeadHooks, MultiheadAttention):
         weights = weights.view(sources, heads, beams, targets, -1).permute(1, 0, 2, 3, 4)
         weights = weights.reshape(heads, batch, targets, -1)  # (H, B, T, S)
         return out, weights if need_head_weights else weights.mean(dim=0)
+
+    def _keys_are_projected(self, k: Tensor, key: Tensor | None, beams: int) -> bool:
+        """Whether all keys are W_K times an input: none is cached, a bias or 0."""
+        return self.training and key is not None and k.size(2) == len(key) and beams == 1
 
     def _can_fuse(self) -> bool:
         """Whether a fused kernel may be used: no method, dropout or hook needs the weights.

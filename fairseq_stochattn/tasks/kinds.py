@@ -35,6 +35,7 @@ KINDS = (
     TaskKind("sentence_prediction", "sentence_prediction", labels=labels.sentence_labels),
     TaskKind("sentence_ranking", "sentence_ranking", labels=labels.Choice),
     TaskKind("token_tagging", "token_tagging", labels=labels.Tagging),
+    TaskKind("node_classification", "node_classification", labels=labels.NodeClasses),
 )
 # Criterions that the criterions of this plugin can wrap.
 WRAPPABLE = (*dict.fromkeys(kind.criterion for kind in KINDS), "adaptive_loss")

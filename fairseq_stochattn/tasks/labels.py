@@ -208,6 +208,29 @@ class Tagging(Labels):
         return metrics.tagging(gold, predicted)
 
 
+class NodeClasses(Labels):
+    """Predicts one class per node of a graph."""
+
+    def logits(self, model: nn.Module, batch: dict[str, Any]) -> Tensor:
+        return model(**batch["net_input"])[0].float()  # (B, n, classes)
+
+    def predicted_positions(self, batch: dict[str, Any]) -> Tensor:
+        return torch.ones_like(batch["net_input"]["nodes"], dtype=torch.bool)
+
+    def read(self, batch: dict[str, Any], scores: Tensor) -> Iterator[Prediction]:
+        nodes, target = batch["net_input"]["nodes"], batch["target"]
+        for node, row, label in zip(
+            nodes.flatten().tolist(),
+            scores.flatten(0, 1),
+            target.flatten().tolist(),
+            strict=True,
+        ):
+            yield Prediction(node, int(row.argmax()), label, _rounded(row))
+
+    def metrics(self, gold: list[int], predicted: list[int]) -> dict[str, float]:
+        return metrics.choice(gold, predicted)
+
+
 def sentence_labels(task: SentencePredictionTask) -> Labels:
     """The ``Labels`` of the task sentence_prediction: classes, or the values of a regression."""
     return Regression(task) if task.cfg.regression_target else Classification(task)

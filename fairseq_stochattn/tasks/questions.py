@@ -18,7 +18,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from torch import Tensor, nn
 
 from ..core.errors import InputError
-from .labels import Choice, Labels, Tagging
+from .labels import Choice, Labels, NodeClasses, Tagging
 
 WINDOW = 12  # number of tokens that are shown on either side of a position
 Decode = Callable[[Dictionary, Tensor], str]
@@ -131,6 +131,8 @@ class LabelPredictions(Question):
         return self.labels.class_name(number)
 
     def show(self, batch: dict[str, Any], position: int, decode: Decode) -> str:
+        if isinstance(self.labels, NodeClasses):
+            return f"node {int(batch['net_input']['nodes'][0, position])}"
         symbols = self.task.source_dictionary
         if isinstance(self.labels, Choice):
             options = (x["src_tokens"][0] for k, x in batch.items() if k.startswith("net_input"))

@@ -201,8 +201,8 @@ def test_penalty_equals_the_squared_gradient() -> None:
 
 def test_ct_equals_eq_4_with_its_networks() -> None:
     q, k, queries, keys = points()
-    ct = matcher("ct")
-    affinity = torch.matmul(ct.navigator(q), ct.navigator(k).transpose(2, 3))
+    ct = matcher("ct", ct_temperature=0.5)
+    affinity = torch.matmul(ct.navigator(q), ct.navigator(k).transpose(2, 3)) / 0.5
     cost = cosine_cost(ct.critic(q), ct.critic(k))
     expected = conditional_transport(affinity, cost, queries.mass, keys.mass)
     torch.testing.assert_close(ct(q, k, queries, keys), expected)

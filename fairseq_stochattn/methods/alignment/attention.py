@@ -8,19 +8,19 @@ both directions (ct, Eq. 4).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ...core.context import AttentionContext
-from ...core.distributions import at_least_float
 from ...core.errors import require_not_negative, require_positive
 from ...core.method import AttentionMethod, LayerInfo, register_method
 from ...core.schedule import ramp
 from ...core.settings import Settings, setting
 from ...core.stack import AttentionStack
+from .clouds import clouds_of, standardized
 from .distances import build_matcher
 from .meter import cloud_meters
 from .tokens import TokenSet
@@ -42,9 +42,28 @@ class Alignment(Settings):
         flag="alignment",
         flag_default="none",
     )
+    recipe: Literal["stable", "paper"] = setting(
+        "stable",
+        "stable: the settings below; paper: the plain forms of the paper (loss of the raw queries "
+        "and keys, gradient into all layers, navigator without temperature, discriminator not "
+        "conditioned on the head, without penalty and with the learning rate of the model)",
+    )
     weight: float = setting(0.01, "full weight of the loss")
     start: int = setting(0, "update at which the loss starts")
     warmup: int = setting(0, "updates over which the weight grows from 0 to its full value")
+    through: Literal["projections", "model"] = setting(
+        "projections",
+        "what the gradient of the loss changes: W_Q and W_K of the layer (projections), or also "
+        "the layers below (model)",
+    )
+    scale_free: Literal["yes", "no"] = setting(
+        "yes",
+        "compare queries and keys after moving and scaling them together, so that shrinking all "
+        "of them does not lower the loss",
+    )
+    heads: Literal["mean", "sum"] = setting(
+        "mean", "the loss of a layer is the mean over its heads, or the sum"
+    )
     hidden: int = setting(32, "hidden units of discriminator, critic and navigator")
     share_layers: bool = setting(
         False, "one discriminator (critic, navigator) per site instead of one per layer"
@@ -60,8 +79,13 @@ class Alignment(Settings):
     gan_rate: float = setting(
         10.0, "gan: learning rate of the discriminator, as a multiple of the model's (paper: 1)"
     )
+    ct_temperature: float = setting(
+        0.1, "ct: temperature of the transport probabilities; 1 in the paper"
+    )
     cost: Literal["cosine", "euclidean"] = setting(
-        "cosine", "ot: cost of moving a query to a key: 1 − cosine, or the squared distance"
+        "cosine",
+        "ot: cost of moving a query to a key: 1 − cosine, or the squared distance divided by its "
+        "mean (paper recipe: not divided)",
     )
     ot_epsilon: float = setting(0.01, "ot: weight ε of the entropy of the transport plan")
     ot_iterations: int = setting(
@@ -79,6 +103,22 @@ class Alignment(Settings):
     def check(self) -> None:
         require_not_negative(self, "weight", "start", "warmup", "gan_penalty")
         require_positive(self, "hidden", "gan_rate", "ot_epsilon", "ot_iterations")
+        require_positive(self, "ct_temperature")
+
+    def resolved(self) -> Alignment:
+        """The settings that the recipe implies."""
+        return replace(self, **PAPER) if self.recipe == "paper" else self
+
+
+# The paper's plain forms of the three distances.
+PAPER = {
+    "through": "model",
+    "scale_free": "no",
+    "ct_temperature": 1.0,
+    "gan_blind": True,
+    "gan_penalty": 0.0,
+    "gan_rate": 1.0,
+}
 
 
 @register_method("alignment", settings=Alignment)
@@ -99,7 +139,7 @@ class AlignmentAttention(AttentionMethod):
         self.layer = info.layer
         self.matcher = None  # None if all layers share the matcher of the stack
         if not settings.share_layers:
-            self.matcher = build_matcher(settings, info.num_heads, info.head_dim)
+            self.matcher = build_matcher(settings.resolved(), info.num_heads, info.head_dim)
         self.mmd_names = ["mmd_sigma1"] if settings.log_mmd else []
         if settings.log_mmd_layers:
             self.mmd_names.append(f"mmd_sigma1_{info.site}_{info.layer}")
@@ -109,7 +149,7 @@ class AlignmentAttention(AttentionMethod):
         """The matcher for all layers if ``share_layers`` is set, else None."""
         if not settings.share_layers:
             return None
-        return build_matcher(settings, stack.num_heads, stack.head_dim)
+        return build_matcher(settings.resolved(), stack.num_heads, stack.head_dim)
 
     def observe(self, context: AttentionContext) -> None:
         """Store the losses of this layer, computed from its queries and keys."""
@@ -122,11 +162,13 @@ class AlignmentAttention(AttentionMethod):
         return logits
 
     def _add_losses(self, context: AttentionContext) -> None:
-        context = context.clean_half()
-        q, k = at_least_float(context.q), at_least_float(context.k)
+        context, settings = context.clean_half(), self.settings.resolved()
+        raw_q, raw_k = q, k = clouds_of(context, settings.through)
         queries, keys = token_sets(context)
         present = (queries.present & keys.present).unsqueeze(1)  # (B, 1)
-        count = present.sum() * q.size(1)
+        count = present.sum() * (q.size(1) if settings.heads == "mean" else 1)
+        if settings.scale_free == "yes":
+            q, k = standardized(q, k, queries, keys)
         matcher = self.matcher or context.stack.shared[self.name]
         self.add_loss("align", matcher.total(q, k, queries, keys), self.weight, "mean", count)
         if self.training and matcher.has_penalty:
@@ -136,11 +178,11 @@ class AlignmentAttention(AttentionMethod):
             self.add_loss("align_penalty", PENALTY_PERIOD * penalty, self.weight, "mean", one)
         if self.mmd_names:
             pairs = (queries.several & keys.several).unsqueeze(1)
-            mmd = squared_mmd(q, k, queries.mass, keys.mass) * pairs
+            mmd = squared_mmd(raw_q, raw_k, queries.mass, keys.mass) * pairs
             for name in self.mmd_names:
                 self.add_measure(name, mmd.sum(), pairs.sum() * q.size(1))
         if self.meters_wanted:
-            meters, count = cloud_meters(q, k, context.query_padding)
+            meters, count = cloud_meters(raw_q, raw_k, context.query_padding)
             for name, value in meters._asdict().items():
                 self.add_measure(name, value, count)
 

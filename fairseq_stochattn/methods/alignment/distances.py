@@ -107,13 +107,23 @@ class OptimalTransport(Matcher):
     def __init__(self, settings: Alignment, heads: int, dim: int) -> None:
         super().__init__()
         self.cost = cosine_cost if settings.cost == "cosine" else euclidean_cost
+        # Squared distances have any scale, so ε would have no meaning without the division.
+        self.divided = settings.cost == "euclidean" and settings.recipe != "paper"
         self.epsilon = settings.ot_epsilon
         self.iterations = settings.ot_iterations
 
     def forward(self, q: Tensor, k: Tensor, queries: TokenSet, keys: TokenSet) -> Tensor:
         cost = self.cost(q, k)
+        if self.divided:
+            cost = cost / mean_cost(cost.detach(), queries, keys)
         plan = sinkhorn(cost.detach(), queries.mass, keys.mass, self.epsilon, self.iterations)
         return (cost * plan).sum(dim=(-2, -1))
+
+
+def mean_cost(cost: Tensor, queries: TokenSet, keys: TokenSet) -> Tensor:
+    """The mean of the cost (B, H, T, S) over all pairs of tokens, (B, H, 1, 1)."""
+    pairs = queries.mass.unsqueeze(-1) * keys.mass.unsqueeze(-2)  # (B, 1, T, S)
+    return (cost * pairs).sum(dim=(-2, -1), keepdim=True).clamp(min=1e-6)
 
 
 class ConditionalTransport(Matcher):
@@ -126,6 +136,7 @@ class ConditionalTransport(Matcher):
     def __init__(self, settings: Alignment, heads: int, dim: int) -> None:
         super().__init__()
         hidden = settings.hidden
+        self.temperature = settings.ct_temperature
         self.navigator = nn.Sequential(*mlp(dim, hidden, hidden))
         self.critic = nn.Sequential(Highway(dim), *mlp(dim, hidden, hidden))
 
@@ -135,6 +146,8 @@ class ConditionalTransport(Matcher):
         eta_q, eta_k = run(self.critic, rows, adversary=True).split(counts)  # τ_η(q), τ_η(k)
         affinity = torch.matmul(queries.unpack(phi_q), keys.unpack(phi_k).transpose(-1, -2))
         cost = cosine_cost(queries.unpack(eta_q), keys.unpack(eta_k))  # (B, H, T, S)
+        if self.temperature != 1:
+            affinity = affinity / self.temperature
         return conditional_transport(affinity, cost, queries.mass, keys.mass)
 
 

@@ -15,6 +15,8 @@ from torch import Tensor
 from ...core.distributions import at_least_float
 from .transport import squared_mmd
 
+# Points whose spread is below this share of their length have collapsed: they are nearly equal.
+COLLAPSED = 0.05
 MAX_POINTS = 256  # largest number of tokens whose keys and queries are compared
 _GOLDEN = 0.6180339887498949  # multiples of it modulo 1 have no period and are evenly spread
 
@@ -76,6 +78,12 @@ def spread(x: Tensor, mass: Tensor) -> Tensor:
     weights = mass[:, None]
     centre = (x * weights).sum(dim=1, keepdim=True)
     return ((x - centre).square() * weights).sum(dim=(1, 2)).sqrt()
+
+
+def relative_spread(x: Tensor, mass: Tensor) -> Tensor:
+    """The spread of points (H, n, d) divided by their root mean squared length, (H,), at most 1."""
+    length = (x.square() * mass[:, None]).sum(dim=(1, 2)).sqrt()
+    return spread(x, mass) / length.clamp(min=torch.finfo(x.dtype).tiny)
 
 
 def spread_indices(total: int, count: int, device: torch.device) -> Tensor:

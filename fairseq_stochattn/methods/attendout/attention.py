@@ -58,6 +58,7 @@ class AttendOutAttention(AttentionMethod):
     sites = ("encoder", "decoder")  # the generator needs the same tokens for queries and keys
     plain_at_test = True
     needs_tokens = True
+    on_graphs = False
 
     def __init__(self, settings: AttendOut, info: LayerInfo) -> None:
         super().__init__(settings, info)

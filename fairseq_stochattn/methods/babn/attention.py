@@ -140,7 +140,7 @@ class BABNAttention(AttentionMethod):
         if self.normalized:
             scores = context.mask(scores)
         f1, *rest = self.upward(logits, context).apply(
-            self.maps or self.shared(context.stack).maps, self.layer
+            self.maps or self.shared(context.stack).maps, self.layer, logits.size(1)
         )
         log_s, kl, k = weibull_attention(
             scores,

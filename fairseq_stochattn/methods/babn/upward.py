@@ -173,9 +173,14 @@ class UpwardStates:
     key_shift: KeyShift
     states: dict[int, Tensor]  # layer → h (B, H, T, S)
 
-    def apply(self, maps: nn.Module, layer: int) -> list[Tensor]:
+    def apply(self, maps: nn.Module, layer: int, heads: int) -> list[Tensor]:
         """Return f1(h^l) and, if the setting ``sigma`` is above 0, f2(h^l), in layer l.
 
-        The keys are in the order of the logits again.
+        The keys are in the order of the logits again. A layer with another number of heads than the
+        first one, such as the last layer of a graph attention network, gets the mean of h over the
+        heads.
         """
-        return [self.key_shift.unshift(x) for x in maps(self.states[layer])]
+        h = self.states[layer]
+        if h.size(1) != heads:
+            h = h.mean(dim=1, keepdim=True).expand(-1, heads, -1, -1)
+        return [self.key_shift.unshift(x) for x in maps(h)]
