@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +73,12 @@ class HeadGroup:
 def by_head(parameter: Tensor, num_heads: int) -> Tensor:
     """(H·d, …) → (H, d·…): a view in which every row is one head."""
     return parameter.view(num_heads, -1)
+
+
+def first_attribute(owner: object, names: Sequence[str]) -> Any:
+    """The first of the named attributes that ``owner`` has and that is not None, else None."""
+    found = (getattr(owner, name, None) for name in names)
+    return next((value for value in found if value is not None), None)
 
 
 def head_parameters(module: nn.Module) -> dict[str, list[HeadParameter]] | None:
