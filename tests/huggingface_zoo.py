@@ -50,7 +50,10 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "llama": ("LlamaForCausalLM", "LlamaConfig", {**_SMALL, "num_key_value_heads": 1}),
     "bart": ("BartForConditionalGeneration", "BartConfig", _SEQ2SEQ),
-    "marian": ("MarianMTModel", "MarianConfig", {**_SEQ2SEQ, "pad_token_id": 1, "decoder_start_token_id": 1}),
+    "marian": (
+        *("MarianMTModel", "MarianConfig"),
+        {**_SEQ2SEQ, "pad_token_id": 1, "decoder_start_token_id": 1},
+    ),
     "t5": (
         *("T5ForConditionalGeneration", "T5Config"),
         {

@@ -47,6 +47,7 @@ def convert(
     pretrained = huggingface.pretrained_models(model)
     if pretrained:
         huggingface.adopt(pretrained, model, chain, sites, layers)
+        model._stochattn_choice = huggingface.Choice(chain, sites, layers)
         _add_hooks(model)
         return model
     attentions = attention_sites(model)
@@ -94,6 +95,7 @@ def revert(model: nn.Module, exact: bool = True) -> nn.Module:
             )
     if huggingface.is_converted(model):
         huggingface.release(model)
+        del model._stochattn_choice
     else:
         _release(list(model.modules()))
     _remove_hooks(model)

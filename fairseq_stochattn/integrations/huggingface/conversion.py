@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,10 +14,19 @@ from ...core.errors import InputError
 from ...core.method import METHODS
 from ...core.selection import Selection
 from ...core.settings import Settings
-from ...core.stack import AttentionStack, build_stacks
+from ...core.stack import build_stacks
 from . import deberta
 from .interface import NAME, register
 from .layers import ADDED, DISENTANGLED, AttentionLayers, Inputs, find_attentions
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The arguments of ``convert``, kept for ``save_pretrained``."""
+
+    chain: Mapping[str, Settings]
+    sites: Selection
+    layers: Selection
 
 
 def pretrained_models(model: nn.Module) -> list[nn.Module]:
@@ -59,7 +69,7 @@ def adopt(
         for part in pretrained.modules():
             if hasattr(part, "config") and hasattr(part, "set_attn_implementation"):
                 part._stochattn_previous = part.config._attn_implementation
-    with _without_warnings():
+    with without_warnings():
         for pretrained in models:
             pretrained.set_attn_implementation(NAME)
 
@@ -78,7 +88,7 @@ def release(model: nn.Module) -> None:
             del module._stochattn_inputs
             if hasattr(module, "plain_class"):
                 deberta.release(module)
-    with _without_warnings():
+    with without_warnings():
         for pretrained in pretrained_models(model):
             previous = pretrained._stochattn_previous
             pretrained.set_attn_implementation(previous)
@@ -92,11 +102,6 @@ def begin(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, AttentionLayers):
             module.calls = 0
-
-
-def stacks_of(model: nn.Module) -> list[AttentionStack]:
-    """The stacks of a converted model."""
-    return [module for module in model.modules() if isinstance(module, AttentionStack)]
 
 
 def _attach(module: nn.Module, layer: nn.Module) -> None:
@@ -133,8 +138,8 @@ def _refuse_checkpointing(models: list[nn.Module], chain: Mapping[str, Settings]
 
 
 @contextmanager
-def _without_warnings() -> Any:
-    """Silence transformers' warning that DeBERTa does not follow its attention interface."""
+def without_warnings() -> Any:
+    """Silence transformers, which warns that DeBERTa does not follow its attention interface."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()
