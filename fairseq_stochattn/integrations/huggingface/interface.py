@@ -57,7 +57,8 @@ def stochastic_attention(
     if groups > 1:  # Llama: several heads share their keys and values
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     scaling = query.size(3) ** -0.5 if scaling is None else scaling
-    logits = product(query * scaling, key.transpose(2, 3))  # (B, H, T, S)
+    # Scaled after the product, as in transformers: the outputs then equal its eager attention.
+    logits = product(query, key.transpose(2, 3)).mul_(scaling)  # (B, H, T, S)
     if position_bias is not None:
         logits = logits + position_bias
     return attend_in_module(module, logits, (query, key, value), attention_mask, dropout)
