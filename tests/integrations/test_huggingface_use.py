@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -206,3 +207,12 @@ def test_two_processes_on_the_cpu_stay_equal(tmp_path: Path) -> None:
     assert len(totals) == 2
     assert math.isfinite(totals[0])
     assert totals[0] == totals[1]
+
+
+def test_the_code_of_the_tutorial_runs() -> None:
+    page = (Path(zoo.__file__).parents[1] / "docs" / "huggingface.md").read_text()
+    names: dict[str, Any] = {"__name__": "tutorial"}
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(blocks) == 5
+    for block in blocks:
+        exec(compile(block, "docs/huggingface.md", "exec"), names)

@@ -31,13 +31,13 @@ class TrainerMixin:
     repulsive: dict[str, Any] | None = None
     meter_interval: int = 100
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._named: dict[str, tuple[Tensor, int]] = {}
-        if self.args.ddp_find_unused_parameters is None:
+    def __init__(self, model: nn.Module | None = None, args: Any = None, **kwargs: Any) -> None:
+        if args is not None and args.ddp_find_unused_parameters is None:
             # DDP would count parameters as unused that only the methods' losses reach, because
-            # the output of the model does not depend on them.
-            self.args.ddp_find_unused_parameters = False
+            # the output of the model does not depend on them. Trainer reads this when it is built.
+            args.ddp_find_unused_parameters = False
+        super().__init__(model, args, **kwargs)
+        self._named: dict[str, tuple[Tensor, int]] = {}
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """The optimizer of ``Trainer``, wrapped in ``sa.Repulsive`` if ``repulsive`` is set."""
