@@ -110,6 +110,19 @@ def test_decoders_of_encoder_layers_have_three_sites(transformers: ModuleType) -
     }
 
 
+@torch.no_grad()
+def test_masks_of_floats_are_those_of_booleans() -> None:
+    """A mask of the user with four axes: very low numbers block, others are added."""
+    model = sa.convert(zoo.build("bert"), sa.BAM())
+    batch = zoo.batch("bert")
+    given = torch.where(batch["attention_mask"].bool(), 0.0, -1e9)[:, None, None, :]
+    given = given.expand(-1, 1, 7, -1)
+    expected = model(**batch).logits
+    assert torch.equal(model(**{**batch, "attention_mask": given}).logits, expected)
+    biased = given + torch.linspace(0, 3, 7)
+    assert (model(**{**batch, "attention_mask": biased}).logits - expected).abs().max() > 1e-4
+
+
 def test_copies_are_independent_and_errors_are_one_line() -> None:
     model = sa.convert(zoo.build("bert"), sa.BAM())
     twin = copy.deepcopy(model)

@@ -10,12 +10,17 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...core.attention import attend, product
-from ...core.context import AttentionContext, AttentionMask, mask_from_both, unblock_empty_rows
+from ...core.context import (
+    BLOCKED_BELOW,
+    AttentionContext,
+    AttentionMask,
+    mask_from_both,
+    unblock_empty_rows,
+)
 from ...core.errors import InputError
 from .layers import ADDED, AttentionLayers
 
@@ -119,8 +124,7 @@ def _converted(given: Tensor | None) -> tuple[AttentionMask, Tensor | None]:
         return AttentionMask(), None
     if given.is_floating_point():
         mask, bias = mask_from_both(None, given)
-        blocked = given <= torch.finfo(given.dtype).min / 2
-        return AttentionMask(_padding(blocked), mask.blocked), bias
+        return AttentionMask(_padding(given <= BLOCKED_BELOW), mask.blocked), bias
     blocked = ~given.bool()
     return AttentionMask(_padding(blocked), unblock_empty_rows(blocked)), None
 
