@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,12 +75,18 @@ def by_head(parameter: Tensor, num_heads: int) -> Tensor:
     return parameter.view(num_heads, -1)
 
 
+def first_attribute(owner: object, names: Sequence[str]) -> Any:
+    """The first of the named attributes that ``owner`` has and that is not None, else None."""
+    found = (getattr(owner, name, None) for name in names)
+    return next((value for value in found if value is not None), None)
+
+
 def head_parameters(module: nn.Module) -> dict[str, list[HeadParameter]] | None:
     """The parameters of a module's heads by projection, None if the module has no heads."""
     if hasattr(module, "head_parameters"):
         return module.head_parameters()
     if not hasattr(module, "num_heads"):
-        return None
+        return _transformers_parameters(module)
     projections = [getattr(module, f"{kind}_proj", None) for kind in PROJECTIONS]
     if all(isinstance(x, nn.Module) for x in projections):
         return {
@@ -104,6 +111,40 @@ def _torch_parameters(module: nn.MultiheadAttention) -> dict[str, list[HeadParam
     return found
 
 
+# The projections of attention modules in Hugging Face's transformers, by family.
+_TRANSFORMERS = (
+    ("query", "key", "value"),
+    ("q_proj", "k_proj", "v_proj"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("q", "k", "v"),
+    ("query_proj", "key_proj", "value_proj"),
+)
+
+
+def _transformers_parameters(module: nn.Module) -> dict[str, list[HeadParameter]] | None:
+    """As ``head_parameters``; keys and values that several heads share are left out."""
+    if num_heads(module) is None:
+        return None
+    for names in _TRANSFORMERS:
+        found = [getattr(module, name, None) for name in names]
+        if all(isinstance(x, nn.Linear) for x in found):
+            return {
+                kind: list(x.parameters())
+                for kind, x in zip(PROJECTIONS, found, strict=True)
+                if x.out_features == found[0].out_features
+            }
+    return None
+
+
+def num_heads(module: nn.Module) -> int | None:
+    """The number of heads of an attention module, None if it does not say."""
+    names = ("num_heads", "num_attention_heads", "n_heads")
+    found = first_attribute(module, names)
+    if found is None and isinstance(getattr(module, "is_causal", None), bool):
+        found = first_attribute(getattr(module, "config", None), names)
+    return found
+
+
 def find_heads(model: nn.Module) -> list[HeadGroup]:
     """Every attention module of the model that has heads, in the order of ``named_modules()``.
 
@@ -121,7 +162,7 @@ def find_heads(model: nn.Module) -> list[HeadGroup]:
         if parameters is None:
             continue
         site = site_of(name, modules)
-        found.append(HeadGroup(name, module, site, seen[site], module.num_heads, parameters))
+        found.append(HeadGroup(name, module, site, seen[site], num_heads(module), parameters))
         seen[site] += 1
     return found
 
@@ -152,15 +193,17 @@ def site_of(name: str, modules: Mapping[str, nn.Module]) -> str:
 
     In ``nn.TransformerDecoderLayer``, ``self_attn`` is decoder and ``multihead_attn`` cross
     attention. Elsewhere a module is cross attention if its ``encoder_decoder_attention`` is True or
-    its name contains ``cross``, decoder attention if a module that contains it is called decoder,
-    and encoder attention otherwise.
+    its name contains ``cross``, decoder attention if its ``is_causal`` is True or a module that
+    contains it is called decoder, and encoder attention otherwise.
     """
     parent, _, leaf = name.rpartition(".")
     if getattr(modules[name], "encoder_decoder_attention", False):
         return "cross"
-    if "cross" in leaf or leaf == "multihead_attn":
+    if "cross" in leaf or leaf in ("multihead_attn", "encoder_attn", "EncDecAttention"):
         return "cross"
-    inside_decoder = "decoder" in name.split(".")
+    if "crossattention" in name.split("."):  # BERT as a decoder
+        return "cross"
+    inside_decoder = "decoder" in name.split(".") or getattr(modules[name], "is_causal", False)
     if inside_decoder or isinstance(modules.get(parent), nn.TransformerDecoderLayer):
         return "decoder"
     return "encoder"

@@ -9,10 +9,11 @@ from torch import nn
 
 from .. import methods  # noqa: F401  (registers all methods)
 from ..core.errors import InputError
-from ..core.method import METHODS
+from ..core.method import METHODS, AttentionMethod
 from ..core.selection import Selection
 from ..core.settings import Settings
 from ..core.stack import AttentionStack, build_stacks, check_order
+from .huggingface import conversion as huggingface
 from .torch_attention import StochasticTorchAttention, attention_sites, refuse_scripted
 
 # With these settings, the mean of the attention is plain attention.
@@ -28,7 +29,8 @@ def convert(
     """Put one or several methods into the attention of ``model``, in place; returns the model.
 
     ``convert(model, BABN(), sites="encoder", layers="0,2")``. The model may be any module that
-    contains ``nn.MultiheadAttention``: ``nn.TransformerEncoder``, ``nn.Transformer``, your own.
+    contains ``nn.MultiheadAttention`` (``nn.TransformerEncoder``, ``nn.Transformer``, your own), or
+    a ``PreTrainedModel`` of Hugging Face's transformers (docs/huggingface.md).
     Its weights are kept. In eval mode the mean of the attention is used instead of samples; it
     equals plain attention, except for ``BABN`` with ``sigma`` above 0 (which differs by about
     ``sigma``) or with ``noise="cut"``. The methods add their own parameters, so build the optimizer
@@ -39,9 +41,15 @@ def convert(
     ``last``, or indices (``"0,2"`` or ``[0, 2]``).
     """
     refuse_scripted(model)
-    if any(isinstance(module, StochasticTorchAttention) for module in model.modules()):
+    if _is_converted(model):
         raise InputError("the model is converted already: call revert(model) first")
     chain = _chain(method)
+    pretrained = huggingface.pretrained_models(model)
+    if pretrained:
+        huggingface.adopt(pretrained, model, chain, sites, layers)
+        model._stochattn_choice = huggingface.Choice(chain, sites, layers)
+        _add_hooks(model)
+        return model
     attentions = attention_sites(model)
     if not attentions:
         raise InputError(f"{type(model).__name__} contains no nn.MultiheadAttention to convert")
@@ -76,20 +84,27 @@ def revert(model: nn.Module, exact: bool = True) -> nn.Module:
     For the others (``BABN`` with ``sigma`` above 0 or ``noise="cut"``) ``revert`` raises an error;
     ``exact=False`` reverts anyway, and the outputs change a little.
     """
-    converted = [m for m in model.modules() if isinstance(m, StochasticTorchAttention)]
-    if not converted:
+    if not _is_converted(model):
         raise InputError("the model is not converted: there is nothing to revert")
-    for module in converted if exact else ():
-        for name, method in module.attention_methods.items():
-            if not METHODS[name].is_plain_at_test(method.settings):
-                raise InputError(
-                    f"with these settings {name} does not compute plain attention in eval mode, "
-                    "so reverting changes the outputs; call revert(model, exact=False) to revert "
-                    "anyway" + EXACT_BABN * (name == "babn")
-                )
-    _release(converted)
+    for method in model.modules() if exact else ():
+        if isinstance(method, AttentionMethod) and not method.is_plain_at_test(method.settings):
+            raise InputError(
+                f"with these settings {method.name} does not compute plain attention in eval mode, "
+                "so reverting changes the outputs; call revert(model, exact=False) to revert "
+                "anyway" + EXACT_BABN * (method.name == "babn")
+            )
+    if huggingface.is_converted(model):
+        huggingface.release(model)
+        del model._stochattn_choice
+    else:
+        _release(list(model.modules()))
     _remove_hooks(model)
     return model
+
+
+def _is_converted(model: nn.Module) -> bool:
+    adopted = any(isinstance(module, StochasticTorchAttention) for module in model.modules())
+    return adopted or huggingface.is_converted(model)
 
 
 def _release(modules: Iterable[nn.Module]) -> None:
@@ -111,7 +126,7 @@ def _chain(method: Settings | Sequence[Settings]) -> dict[str, Settings]:
             raise InputError(f"the method {settings.method} is given twice")
         if METHODS[settings.method].needs_tokens:
             raise InputError(
-                f"{settings.method} reads token ids, which nn.MultiheadAttention does not receive: "
+                f"{settings.method} reads token ids, which attention modules do not receive: "
                 "use it with fairseq"
             )
         chain[settings.method] = settings
@@ -126,6 +141,7 @@ def _begin(model: nn.Module, inputs: Any) -> None:
     for module in model.modules():
         if isinstance(module, AttentionStack):
             module.clear()
+    huggingface.begin(model)
 
 
 def _add_hooks(model: nn.Module) -> None:

@@ -191,9 +191,9 @@ def _batch_size(inputs: Sequence[Any], batch_dim: int) -> int:
 def _first_tensor(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         return output
-    logits = getattr(output, "logits", None)
-    if logits is not None:
-        return logits
+    for name in ("logits", "last_hidden_state"):
+        if isinstance(getattr(output, name, None), Tensor):
+            return getattr(output, name)
     if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
         return output[0]
     raise InputError(f"the model returns {type(output).__name__}, which holds no logits to sample")
