@@ -51,13 +51,13 @@ class Alignment(Settings):
     weight: float = setting(0.01, "full weight of the loss")
     start: int = setting(0, "update at which the loss starts")
     warmup: int = setting(0, "updates over which the weight grows from 0 to its full value")
-    through: Literal["projections", "model"] = setting(
-        "projections",
+    through: Literal["model", "projections"] = setting(
+        "model",
         "what the gradient of the loss changes: W_Q and W_K of the layer (projections), or also "
         "the layers below (model)",
     )
-    scale_free: Literal["yes", "no"] = setting(
-        "yes",
+    scale_free: Literal["no", "yes"] = setting(
+        "no",
         "compare queries and keys after moving and scaling them together, so that shrinking all "
         "of them does not lower the loss",
     )
@@ -80,7 +80,7 @@ class Alignment(Settings):
         10.0, "gan: learning rate of the discriminator, as a multiple of the model's (paper: 1)"
     )
     ct_temperature: float = setting(
-        0.1, "ct: temperature of the transport probabilities; 1 in the paper"
+        1.0, "ct: temperature of the transport probabilities; below 1, they are sharper"
     )
     cost: Literal["cosine", "euclidean"] = setting(
         "cosine",
