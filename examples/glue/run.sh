@@ -7,7 +7,7 @@
 #   deterministic    the default; CRITERION=freelb or smart trains it adversarially
 #   babn, bam        Bayesian attention
 #   alignment        with ALIGNMENT=gan, ot or ct (default)
-#   asa              adversarial masks; TAU is the weight of the penalty on masks
+#   asa              adversarial masks; TAU is a constant weight of the penalty on masks
 #   bernoulli, scheduled, magnitude    the same with masks that are not learned
 #   attendout        a learned dropout of attention
 #   layerdrop, cell_dropout            the same without learning
@@ -43,13 +43,13 @@ case $task in
   DREAM) prepare=(prepare_dream.py) kind=sentence_ranking classes=3 ;;
   HellaSWAG) prepare=(prepare_hellaswag.py) kind=sentence_ranking classes=4 ;;
 esac
-source "$here/configs/$PRESET.sh"  # LR, BATCH, STEPS, WARMUP, FLAGS, perhaps TAU
+source "$here/configs/$PRESET.sh"  # LR, BATCH, STEPS, WARMUP, FLAGS
 
 case $METHOD in
   deterministic | layerdrop | cell_dropout) objective=(--criterion "${CRITERION:-$kind}") ;;
   babn | bam) objective=(--criterion elbo --kl-anneal-updates "$STEPS") ;;
   alignment) objective=(--criterion alignment --alignment "$ALIGNMENT" --alignment-log-mmd) ;;
-  asa) objective=(--criterion asa --asa-tau "${TAU:-0.3}") ;;
+  asa) objective=(--criterion asa ${TAU:+--asa-tau "$TAU"}) ;;
   attendout) objective=(--criterion attendout) ;;
   bernoulli | scheduled | magnitude) objective=(--criterion asa) ;;
   *) echo "METHOD=$METHOD is unknown: the comment at the top of $0 lists the methods" >&2; exit 1 ;;
