@@ -76,5 +76,7 @@ def test_a_dialogue_of_600_tokens_prepares_and_trains(tmp_path: Path) -> None:
     assert context[-4:] == question["question"].split()
     model = (*sizes.ROBERTA, *sizes.CHOICE, "--num-classes", 3, "--max-positions", 512)
     flags = ("--arch", "roberta_deterministic", *model, "--separator-token", 2, "--batch-size", 4)
-    output = runner.train(out, tmp_path / "run", *flags, "--max-update", 3, "--no-save")
+    output = runner.train(
+        out, tmp_path / "run", *flags, "--max-tokens", 4000, "--max-update", 3, "--no-save"
+    )
     assert len(output.losses()) == 3
