@@ -61,11 +61,11 @@ class ASA(Settings):
         "they are constants",
     )
     budget: float = setting(
-        0.5,
+        0.1,
         "ε, bound of the share of pairs that the adversary masks: the weight of the penalty is "
         "divergence/ε, so that masking a larger share must increase the divergence in proportion. "
-        "The share settles at ε times the power with which the divergence grows with it, measured "
-        "0.1 to 0.2. Without effect if --asa-tau is given",
+        "The share settles at ε times the power with which the divergence grows with it. Without "
+        "effect if --asa-tau is given",
     )
     tau: float | None = setting(
         None,
