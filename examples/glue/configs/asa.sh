@@ -1,5 +1,5 @@
 # Table 5 of the ASA paper, for BERT-base and RoBERTa-base. Differences: PAWS here is PAWS-Wiki, in the
-# paper PAWS-QQP; texts are not cut at 64 or 128 tokens. RTE, MRPC and CoLA, which the paper does not have,
+# paper PAWS-QQP; texts are cut at 64 or 128 tokens only with LENGTH=64 or LENGTH=128. RTE, MRPC and CoLA, which the paper does not have,
 # use the settings of STS-B. The paper's constant weight of the penalty, τ, is 0.3, and 0.5 for WNUT-17 and
 # DREAM: set TAU to use it; by default the adversary has a budget (--asa-budget).
 FLAGS=() WARM=6
