@@ -42,6 +42,9 @@ pairs: $(READY) ## train every ordered pair of methods and write docs/pairs.md
 ranks: $(READY) ## train every method on two ranks and compare them bit by bit
 	@STOCHATTN_THOROUGH=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_two_ranks.py
 
+attendout: $(READY) ## let attendout's generator learn two tasks with a known answer, twelve runs each
+	@STOCHATTN_THOROUGH=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/methods/test_attendout_learns.py
+
 kills: $(READY) ## kill data-prep at ten random moments
 	@STOCHATTN_THOROUGH=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/data_prep/test_output_safety.py -k kills
 

@@ -3,13 +3,15 @@
 Example: stochattn-prepare dream --out data-bin/dream
 In a clone, python data-prep/prepare_dream.py takes the same flags.
 
-The context is the dialogue followed by the question.
+The context is the dialogue followed by the question. A dialogue that is too long (--max-length)
+loses its first turns.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from steps.command import main_of
@@ -26,7 +28,7 @@ REMOTES = remotes_at(
     valid=("dev.json", "9d5af2e580d809c73872a7dd43fe93d0b07c6f6086b04a9a9a1917603009d961"),
     test=("test.json", "d96d7d0752f7eab1ea8f165a582430f35653c428d36633ab4d7f26fc14946c3a"),
 )
-SPEC = multiple_choice(3)
+SPEC = replace(multiple_choice(3), keep_end=True)
 
 
 def read_questions(file: TextFile, report: Report) -> Iterator[tuple[list[str], dict[str, Any]]]:

@@ -27,6 +27,7 @@ class TaskSpec:
     inputs: int = 1  # number of texts
     labels: tuple[str, ...] = ()
     highest: float = 1.0  # highest score of a regression; the lowest is 0
+    keep_end: bool = False  # a long first text loses its beginning: its end is a question
 
     @property
     def parts(self) -> list[str]:
@@ -63,8 +64,8 @@ class SplitStats:
     labelled: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     labels: Counter[str] = field(default_factory=Counter)
-    shortened: int = 0  # single texts truncated to --max-tokens
-    too_long: int = 0  # pairs longer than --max-tokens
+    shortened: int = 0  # truncated single texts
+    too_long: int = 0  # truncated pairs
     unwritable: int = 0  # words or texts for which the subword model has no symbols
 
 

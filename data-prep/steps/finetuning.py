@@ -48,8 +48,8 @@ MAX_UNKNOWN = 0.5  # a higher share of unknown subwords means that the dictionar
 NOTES = {
     "duplicates": "duplicates (kept)",
     "seen_in_train": "examples whose input is also in train",
-    "shortened": "texts truncated to --max-tokens",
-    "too_long": "pairs longer than --max-tokens (not truncated)",
+    "shortened": "texts truncated to --max-length",
+    "too_long": "pairs truncated to --max-length, the longer text first",
     "unwritable": "words or texts without any subword (each became <unk>)",
 }
 
@@ -68,6 +68,25 @@ class Encoding:
     model_flags: str = "--arch roberta_base"  # fairseq-train's flags for the model to fine-tune
     # RoBERTa has two separators between the sentences of a pair, BERT has one.
     two_separators: bool = True
+
+    def room(self, inputs: int) -> int:
+        """The number of subwords of an example, without the tokens that the task adds to it.
+
+        These are the first and the last token, and between the texts of a pair one separator or
+        two; --max-tokens counts the subwords of a single text.
+        """
+        added = 2 if inputs == 1 else 4 if self.two_separators else 3
+        return max(min(inputs, 2), self.max_tokens + 2 - added)
+
+
+def cut_pair(first: int, second: int, room: int) -> tuple[int, int]:
+    """The lengths of both texts of a pair after truncation: the longer one loses tokens first."""
+    if first + second <= room:
+        return first, second
+    half = room // 2
+    if min(first, second) > half:
+        return room - half, half
+    return (first, room - first) if first < second else (room - second, second)
 
 
 def text_applier(kind: str, model: Path | None) -> Callable[[list[tuple[str, ...]]], list]:
@@ -116,12 +135,12 @@ def write_subwords(
     workers: int,
     stats: SplitStats,
 ) -> None:
-    """Write the subwords of a split; truncate long single texts and count long pairs."""
+    """Write the subwords of a split; truncate long texts and pairs."""
     tags = spec.kind == "tagging"
     parts = [*spec.parts, "label"] if tags else spec.parts
     lines = overlap.parallel_lines(text_folder / split, parts)
     rows = tqdm(lines, f"{split}: subwords", leave=False, disable=None)
-    limit = encoding.max_tokens
+    limit = encoding.room(spec.inputs)
     with overlap.open_writers(subword_folder / split, parts) as files:
         make_function = word_applier if tags else text_applier
         processes = workers_for(text_folder / f"{split}.input0", workers)
@@ -136,8 +155,12 @@ def write_subwords(
                 stats.shortened += len(row[0]) > limit
                 row = [pieces[:limit] for pieces in row]
             else:
-                length = len(row[0]) + max(map(len, row[1:]))
-                stats.too_long += length > limit
+                # All options of a choice share one context, which fits with the longest option.
+                longest = max(map(len, row[1:]))
+                stats.too_long += len(row[0]) + longest > limit
+                first, other = cut_pair(len(row[0]), longest, limit)
+                context = row[0][len(row[0]) - first :] if spec.keep_end else row[0][:first]
+                row = [context, *(pieces[:other] for pieces in row[1:])]
             overlap.write_lines(files, [" ".join(pieces) + "\n" for pieces in row])
 
 

@@ -25,6 +25,7 @@ from steps.tables import Table
 from steps.translation import shard_folders
 
 SPM_FILES = ("spm.model", "sentencepiece.bpe.model")
+SHORTEST = 6  # the longest set of special tokens, and one subword of each text
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "encoder.json")
 
 
@@ -66,8 +67,15 @@ def parser_for(documentation: str, downloads: bool = True) -> OneLineParser:
         "--max-tokens",
         type=positive_int,
         default=510,
-        help="truncate single texts to this number of subwords; longer pairs are counted but not "
-        "truncated; default: %(default)s",
+        help="truncate single texts to this number of subwords, and pairs so that they are not "
+        "longer than such a text with its two special tokens; default: %(default)s",
+    )
+    parser.add_argument(
+        "--max-length",
+        type=positive_int,
+        metavar="N",
+        help="truncate examples to N tokens with all special tokens, as papers count (such as 128);"
+        " in a pair, the longer text first; default: --max-tokens plus 2",
     )
     parser.add_argument(
         "--lowercase",
@@ -80,6 +88,10 @@ def parser_for(documentation: str, downloads: bool = True) -> OneLineParser:
 def encoding_of(args: argparse.Namespace) -> Encoding:
     """Return the subword model that the flags select."""
     folder: Path | None = args.model_from
+    if args.max_length is not None:
+        if args.max_length < SHORTEST:
+            raise PrepError(f"--max-length {args.max_length}: must be at least {SHORTEST}")
+        args.max_tokens = args.max_length - 2
     if folder is None:
         if args.subwords == "tokenizer":
             raise PrepError(
@@ -181,6 +193,8 @@ def prepare_corpus(
         "lowercase": encoding.lowercase,
         **corpus_arguments,
     }
+    if not spec.keep_end:
+        del arguments["keep_end"]  # outputs of earlier versions are still recognised
     model = [x for x in (encoding.model, *encoding.files, encoding.dictionary) if x is not None]
 
     def build(folder: Path) -> dict[str, Any]:

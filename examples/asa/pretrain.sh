@@ -13,7 +13,7 @@ shift $(($# < 1 ? $# : 1))
 METHOD=${METHOD:-asa}
 NAME=${NAME:-$METHOD}
 case $METHOD in
-  asa) objective=(--criterion asa --asa-tau "${TAU:-0.1}") ;;
+  asa) objective=(--criterion asa ${TAU:+--asa-tau "$TAU"}) ;;
   deterministic) objective=(--criterion masked_lm) ;;
   *) echo "METHOD=$METHOD is unknown: use asa or deterministic" >&2; exit 1 ;;
 esac

@@ -1,24 +1,38 @@
 #!/usr/bin/env bash
 # Imports a pretrained encoder, prepares a task, fine-tunes, predicts and scores:
 #   MODEL=FOLDER examples/glue/run.sh TASK [OUT] [flags for fairseq-train …]
-# TASK is a GLUE task such as MRPC, or ANLI, PAWS, IMDb, CLINC150, CoNLL-2003 or WNUT-17 (entities), SWAG,
+# TASK is a GLUE task such as MRPC, or ANLI, SNLI, PAWS, IMDb, CLINC150, CoNLL-2003 or WNUT-17 (entities), SWAG,
 # DREAM or HellaSWAG (multiple choice). MODEL is a folder in Hugging Face's layout (BERT or RoBERTa). METHOD
 # is the attention:
 #   deterministic    the default; CRITERION=freelb or smart trains it adversarially
 #   babn, bam        Bayesian attention
 #   alignment        with ALIGNMENT=gan, ot or ct (default)
-#   asa              adversarial masks; TAU is the weight of the penalty on masks
+#   asa              adversarial masks; TAU is a constant weight of the penalty on masks
 #   bernoulli, scheduled, magnitude    the same with masks that are not learned
 #   attendout        a learned dropout of attention
 #   layerdrop, cell_dropout            the same without learning
 # PRESET is the name of a file in configs/, without .sh; by default small. CORPUS=FOLDER contains the files
 # of the task; without it they are downloaded. Existing data is reused; an interrupted training continues.
+# LENGTH=128 cuts the examples to 128 tokens. SEEDS="1 2 3" trains once per seed and prints mean ± standard
+# deviation. All validation and test sets are predicted; those of GLUE's test sets are also written to
+# OUT/submission/NAME in GLUE's format.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 task=${1:?"which task? e.g. MRPC, RTE, CoLA, STS-B, SST-2, QNLI, QQP, MNLI, WNUT-17, SWAG"}
 out=${2:-runs/glue}
 shift $(($# < 2 ? $# : 2))
+if [ -n "${SEEDS:-}" ]; then
+  name=${NAME:-${CRITERION:-${METHOD:-deterministic}}} seeds=$SEEDS
+  for seed in $seeds; do
+    SEEDS= NAME=$name-seed$seed "$0" "$task" "$out" "$@" --seed "$seed"
+  done
+  for split in valid valid1 test test1; do
+    files=(); for seed in $seeds; do files+=("$out/$task/$name-seed$seed.$split.txt"); done
+    [ ! -f "${files[0]}" ] || { echo "$split:"; python3 "$here/summary.py" "${files[@]}"; }
+  done
+  exit
+fi
 METHOD=${METHOD:-deterministic} PRESET=${PRESET:-small} ALIGNMENT=${ALIGNMENT:-ct}
 CRITERION=${CRITERION:-}
 NAME=${NAME:-${CRITERION:-$METHOD}}
@@ -36,6 +50,7 @@ case $task in
   ANLI) prepare=(prepare_anli.py) classes=3 ;;
   CLINC150) prepare=(prepare_clinc150.py) classes=150 ;;
   PAWS) prepare=(prepare_paws.py) ;;
+  SNLI) prepare=(prepare_snli.py) classes=3 ;;
   IMDb) prepare=(prepare_imdb.py) ;;
   CoNLL-2003) prepare=(prepare_conll2003.py) kind=token_tagging ;;
   WNUT-17) prepare=(prepare_wnut17.py) kind=token_tagging ;;
@@ -43,13 +58,13 @@ case $task in
   DREAM) prepare=(prepare_dream.py) kind=sentence_ranking classes=3 ;;
   HellaSWAG) prepare=(prepare_hellaswag.py) kind=sentence_ranking classes=4 ;;
 esac
-source "$here/configs/$PRESET.sh"  # LR, BATCH, STEPS, WARMUP, FLAGS, perhaps TAU
+source "$here/configs/$PRESET.sh"  # LR, BATCH, STEPS, WARMUP, FLAGS
 
 case $METHOD in
   deterministic | layerdrop | cell_dropout) objective=(--criterion "${CRITERION:-$kind}") ;;
   babn | bam) objective=(--criterion elbo --kl-anneal-updates "$STEPS") ;;
   alignment) objective=(--criterion alignment --alignment "$ALIGNMENT" --alignment-log-mmd) ;;
-  asa) objective=(--criterion asa --asa-tau "${TAU:-0.3}") ;;
+  asa) objective=(--criterion asa ${TAU:+--asa-tau "$TAU"}) ;;
   attendout) objective=(--criterion attendout) ;;
   bernoulli | scheduled | magnitude) objective=(--criterion asa) ;;
   *) echo "METHOD=$METHOD is unknown: the comment at the top of $0 lists the methods" >&2; exit 1 ;;
@@ -64,7 +79,7 @@ imported=$out/imported
 [ -f "$imported/model.pt" ] ||
   stochattn-import "${MODEL:?"set MODEL to the folder of an encoder"}" "$imported" --arch roberta_deterministic
 python3 "$root/data-prep/${prepare[0]}" "${prepare[@]:1}" --out "$out/$task/data" \
-  --model-from "$imported" ${CORPUS:+--from "$CORPUS"}
+  --model-from "$imported" ${CORPUS:+--from "$CORPUS"} ${LENGTH:+--max-length "$LENGTH"}
 # The flags of the model are in the manifest of the import; the arch comes from METHOD.
 read -ra model <<< "$(python3 -c '
 import json, sys
@@ -85,5 +100,13 @@ fairseq-train "$out/$task/data" "${model[@]}" --user-dir "$root/fairseq_stochatt
   --lr-scheduler polynomial_decay --warmup-updates "$WARMUP" --total-num-update "$STEPS" \
   --max-update "$STEPS" --save-dir "$run" --no-epoch-checkpoints --log-format simple \
   --log-interval 50 --num-workers 0 "${FLAGS[@]}" "${device[@]}" "$@" 2>&1 | tee -a "$run.train.log"
-stochattn-predict "$out/$task/data" --path "$run/checkpoint_best.pt" --output "$run.valid.jsonl" \
-  "${device[@]}" 2> "$run.valid.log" | tee "$run.valid.txt"
+for split in valid valid1 test test1; do
+  [ -f "$out/$task/data/input0/$split.bin" ] || continue
+  stochattn-predict "$out/$task/data" --path "$run/checkpoint_best.pt" --gen-subset $split \
+    --output "$run.$split.jsonl" "${device[@]}" 2> "$run.$split.log" | tee "$run.$split.txt"
+  case $split in test*)
+    [ "${prepare[0]}" != prepare_glue.py ] ||
+      python3 "$here/submission.py" "$out/$task/data" "$task" "$run.$split.jsonl" \
+        "$out/submission/$NAME" --split $split ;;
+  esac
+done

@@ -9,7 +9,7 @@ decoder or cross.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..core.errors import InputError
@@ -104,6 +104,39 @@ def draw_layers(ax: Axes, log: TrainingLog, name: str, site: str) -> None:
         ax.plot(*series, **style)
         labels.append((_last(series), f"layer {layer}", style["color"]))
     _finish(ax, f"{LAYER_TITLES.get(name, name)}, {site} attention", labels)
+
+
+LATE = 0.25  # the last part of a run, over which ``late_means`` averages
+
+
+def late_means(log: TrainingLog, name: str, site: str) -> dict[int, float]:
+    """The mean of a quantity of each layer over the last quarter of the logged updates."""
+    means = {}
+    for layer in log.layers().get((name, site), []):
+        series = log.trained(f"{name}_{site}_{layer}")
+        values = [] if series is None else [y for y in series.values if math.isfinite(y)]
+        late = values[-math.ceil(LATE * len(values)) :]
+        if late:
+            means[layer] = sum(late) / len(late)
+    return means
+
+
+def shares_figure(
+    logs: Mapping[str, TrainingLog], name: str = "masked_share", site: str = "encoder"
+) -> Figure:
+    """A figure with one line per run: a quantity over the layers (Wu et al. 2022, Fig. 5b)."""
+    figure, (ax,) = panels(1, (4.8, 3.4))
+    labels = []
+    for index, (run, log) in enumerate(logs.items()):
+        means = late_means(log, name, site)
+        if not means:
+            raise InputError(f"the log {run} has no {name} per layer of {site} attention")
+        style = line_style(index, len(means))
+        ax.plot(list(means), list(means.values()), **{**style, "marker": "o"})
+        labels.append((means[max(means)], run, style["color"]))
+    _finish(ax, f"{LAYER_TITLES.get(name, name)}, {site} attention", labels)
+    ax.set_xlabel("layer")
+    return figure
 
 
 def _last(series: Series) -> float:

@@ -5,7 +5,7 @@
 | attention, keys-queries                   | a checkpoint and its data           |
 | reliability, risk-coverage, out-of-domain | output of stochattn-evaluate --json |
 | heads                                     | output of stochattn-heads --json    |
-| curves, layers                            | the log of fairseq-train            |
+| curves, layers, layer-shares              | the log of fairseq-train            |
 """
 
 from __future__ import annotations
@@ -136,6 +136,13 @@ def _layers(args: argparse.Namespace) -> Figure:
     return curves.layers_figure(log, curves.choose_layers(log, _names(args)), _title(args))
 
 
+def _layer_shares(args: argparse.Namespace) -> Figure:
+    logs = {path.name.split(".")[0]: read_log([path]) for path in args.log}
+    if len(logs) < len(args.log):
+        logs = {str(path): read_log([path]) for path in args.log}
+    return curves.shares_figure(logs, args.name, args.site)
+
+
 def _names(args: argparse.Namespace) -> list[str]:
     return args.names.split(",") if args.names else []
 
@@ -191,6 +198,12 @@ def build_parser() -> OneLineParser:
             help="names of the quantities to draw, separated by commas (default: all)",
         )
         _add_output(add)
+    about = "masked share or dropout probability over the layers, one line per log, such as tasks"
+    add = add_kind("layer-shares", _layer_shares, about)
+    add("log", type=Path, nargs="+", help="logs of fairseq-train, one per run")
+    add("--name", default="masked_share", help="the quantity (default: %(default)s)")
+    add("--site", default="encoder", help="encoder or decoder (default: %(default)s)")
+    _add_output(add)
     return parser
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,20 +38,66 @@ def categorical_kl(clean: Tensor, adversarial: Tensor) -> Tensor:
     return _CategoricalKl.apply(at_least_float(clean).detach(), at_least_float(adversarial))
 
 
-def adaptive_kl(softmax: nn.Module, clean: Tensor, adversarial: Tensor) -> Tensor:
-    """``categorical_kl`` between the predictions of an adaptive softmax from features.
+@dataclass(frozen=True)
+class Divergence:
+    """D[p_clean, p_adversarial] between predictions, with one number per prediction.
 
-    Features (B, T, C) → (B, T). The head predicts a word or a cluster, and the tail of the cluster
-    predicts the word in it; the chain rule adds the KL of both. ``softmax`` has the attributes
-    ``head``, ``tail`` and ``cutoff`` of fairseq's ``AdaptiveSoftmax``.
+    KL(p_clean ‖ p_adversarial), or ``symmetric`` the sum of both directions. The clean predictions
+    are constants (virtual adversarial training) unless ``clean_gradient``.
     """
-    rows = [x.flatten(0, 1) for x in (clean.detach(), adversarial)]
-    heads = [softmax.head(x) for x in rows]
-    p = at_least_float(heads[0]).detach().softmax(dim=-1)
-    kl = categorical_kl(*heads)
-    for cluster, tail in enumerate(softmax.tail, start=softmax.cutoff[0]):
-        kl = kl + p[:, cluster] * categorical_kl(*(tail(x) for x in rows))
-    return kl.view(clean.shape[:2])
+
+    symmetric: bool = False
+    clean_gradient: bool = False
+
+    def __call__(self, clean: Tensor, adversarial: Tensor) -> Tensor:
+        """From logits or log-probabilities, (…, K) → (…)."""
+        if not (self.symmetric or self.clean_gradient):
+            return categorical_kl(clean, adversarial)
+        log_p, log_q = (at_least_float(x).log_softmax(-1) for x in (clean, adversarial))
+        if not self.clean_gradient:
+            log_p = log_p.detach()
+        p = log_p.exp() - log_q.exp() if self.symmetric else log_p.exp()
+        return (p * (log_p - log_q)).sum(dim=-1)
+
+    def of_values(self, clean: Tensor, adversarial: Tensor) -> Tensor:
+        """The sum of squared differences, for regression."""
+        return squared_difference(clean if self.clean_gradient else clean.detach(), adversarial)
+
+    def adaptive(self, softmax: nn.Module, clean: Tensor, adversarial: Tensor) -> Tensor:
+        """Between the predictions of an adaptive softmax, from features (B, T, C) → (B, T).
+
+        The head predicts a word or a cluster, and the tail of the cluster predicts the word in it;
+        the chain rule adds the divergences of both. ``softmax`` has the attributes ``head``,
+        ``tail`` and ``cutoff`` of fairseq's ``AdaptiveSoftmax``.
+        """
+        p, q = clean.flatten(0, 1), adversarial.flatten(0, 1)
+        if not self.clean_gradient:
+            p = p.detach()
+        total = self._chain(softmax, p, q, clean_first=True)
+        if self.symmetric:
+            total = total + self._chain(softmax, q, p, clean_first=False)
+        return total.view(clean.shape[:2])
+
+    def _chain(self, softmax: nn.Module, p: Tensor, q: Tensor, clean_first: bool) -> Tensor:
+        """KL(p ‖ q) of features (N, C) by the chain rule, (N,)."""
+        detached = None if self.clean_gradient else 0 if clean_first else 1
+        heads = [softmax.head(x) for x in (p, q)]
+        log_head = at_least_float(heads[0]).log_softmax(dim=-1)
+        head = (log_head.detach() if detached == 0 else log_head).exp()
+        kl = _kl_of(heads, detached)
+        for cluster, tail in enumerate(softmax.tail, start=softmax.cutoff[0]):
+            kl = kl + head[:, cluster] * _kl_of([tail(x) for x in (p, q)], detached)
+        return kl
+
+
+def _kl_of(logits: list[Tensor], detached: int | None) -> Tensor:
+    """KL of the first from the second logits, (N, K) → (N,); one of them may be a constant."""
+    if detached == 0:
+        return categorical_kl(*logits)
+    log_p, log_q = (at_least_float(x).log_softmax(dim=-1) for x in logits)
+    if detached == 1:
+        log_q = log_q.detach()
+    return (log_p.exp() * (log_p - log_q)).sum(dim=-1)
 
 
 def symmetric_kl(logits: Tensor, others: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """``--criterion asa``: the objective of adversarial self-attention (Wu et al. 2022, Eq. 9).
 
-    L_e + α·D[p_clean, p_adversarial] + τ·(masked share of valid pairs)
+    L_e + α·D[p_clean, p_adversarial] + τ·(penalty on masks)
 
 It needs an arch such as roberta_asa, or one of the other masks (bernoulli, scheduled, magnitude),
 which have no third term. In pre-training (Eq. 10) D is also computed between the final states of
@@ -21,13 +21,13 @@ from fairseq.logging import metrics
 from torch import Tensor, nn
 
 from ..compat import UsageError
-from ..core.divergences import categorical_kl
-from ..core.losses import NamedLoss
+from ..core.divergences import Divergence
+from ..core.losses import NamedLoss, weighted_sum
 from ..core.masking import MaskingMethod
 from ..core.method import AttentionMethod
 from ..core.paired_batch import paired_batch, twice
 from ..methods.asa import ASA
-from ..methods.asa.attention import PRETRAINING_TAU
+from ..methods.asa.attention import with_budget
 from ..methods.asa.meter import divergence_ratio, mask_meters
 from ..models.method_flags import settings_flags, settings_from
 from ..tasks.kinds import PRETRAINING, criterion_name
@@ -75,22 +75,19 @@ class PairedModel:
             hook.remove()
 
 
-@register_criterion(
-    "asa", dataclass=wrapping_config("AsaCriterionConfig", settings_flags(ASA, "weight", "start"))
-)
+OWN_FLAGS = settings_flags(ASA, "weight", "start", "warmup", "divergence", "clean_gradient")
+
+
+@register_criterion("asa", dataclass=wrapping_config("AsaCriterionConfig", OWN_FLAGS))
 class AsaCriterion(AttentionLosses):
-    """Task loss + α · divergence under masks + τ · masked share."""
+    """Task loss + α · divergence under masks + τ · penalty on masks."""
 
     def __init__(self, task: Any, task_criterion: Any, cfg: Any) -> None:
         super().__init__(task, task_criterion, cfg)
         self.kind = criterion_name(cfg.task_criterion, task)
         self.asa = settings_from(ASA, cfg)
-
-    def overrides(self) -> dict[str, Any]:
-        tau = self.cfg.asa_tau
-        if tau is None and self.kind in PRETRAINING:
-            tau = PRETRAINING_TAU
-        return {**super().overrides(), "asa_tau": tau}
+        symmetric = self.asa.divergence == "symmetric"
+        self.between = Divergence(symmetric, self.asa.clean_gradient)
 
     def forward(
         self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
@@ -130,21 +127,28 @@ class AsaCriterion(AttentionLosses):
         outputs = paired.clean, paired.adversarial
         return PairedPredictions(paired.model, paired.sample, self.task_criterion, *outputs)
 
-    def losses_of(self, model: nn.Module) -> Iterator[tuple[str, NamedLoss]]:
-        yield from super().losses_of(model)
+    def with_named_losses(
+        self, model: nn.Module, loss: Tensor, sample_size: Any, log: dict[str, Any]
+    ) -> tuple[Tensor, Any, dict[str, Any]]:
+        losses = list(self.losses_of(model))
         if isinstance(model, PairedModel):
-            yield from self.divergences(model)
+            divergences = list(self.divergences(model))
+            # The adversary sees the whole divergence in the warm-up too.
+            total, _ = weighted_sum(divergences, sample_size)
+            total = total / sample_size / self.asa.warmth(num_updates_of(model.model))
+            losses = [*with_budget(model.model, losses, total), *divergences]
+        return self.with_losses(losses, loss, sample_size, log)
 
     def divergences(self, paired: PairedModel) -> Iterator[tuple[str, NamedLoss]]:
         """The divergences between the predictions of both halves, with their weights."""
-        weight = self.asa.weight
+        weight = sentence_weight = self.asa.weight * self.asa.warmth(num_updates_of(paired.model))
         if self.kind == "electra":  # on the scale of the discriminator's own loss
             weight *= self.task_criterion.rtd_weight
-        yield "asa", NamedLoss(divergence(self.predictions(paired)), weight)
+        yield "asa", NamedLoss(divergence(self.predictions(paired), self.between), weight)
         for states in paired.first_states:
-            kl = categorical_kl(*states.chunk(2))  # (B,)
+            kl = self.between(*states.chunk(2))  # (B,)
             count = kl.new_tensor(len(kl))
-            yield "asa_sentence", NamedLoss(kl.sum(), self.asa.weight, "mean", count)
+            yield "asa_sentence", NamedLoss(kl.sum(), sentence_weight, "mean", count)
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:

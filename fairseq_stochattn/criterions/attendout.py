@@ -5,7 +5,8 @@ Attacker and defender train on the same batches. The attacker is the model. The 
 state of the training loop belong to this criterion, so checkpoints store them as criterion state,
 which only training loads. Logged: ``defender_loss``; ``drop_<site>_<layer>``, the mean probability
 of dropping a (query, key) pair; and for the last round ``reward``, ``baseline``, ``attacker_won``
-(1 if it scored higher, 0.5 for a draw) and ``attacker_kept`` (1 if both players continue from it).
+(1 if it scored higher, 0.5 for a draw), ``attacker_kept`` (1 if both players continue from it) and
+``policy_snr``, the signal-to-noise ratio of the policy gradient.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..methods.attendout.training_loop import LoopSettings, PlayerResult, TwoPla
 from ..models.method_flags import settings_flags, settings_from
 from ..optim.copy_parameters import copy_parameters
 from .attention_losses import AttentionLosses, wrapping_config
-from .reward_set import RewardSet, summed_over_ranks
+from .reward_set import HeldOut, RewardSet, summed_over_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +51,12 @@ class AttendOutCriterion(AttentionLosses):
         Called once by the Trainer, before the optimizer is built.
         """
         refuse_impossible(model, config, self.settings)
-        split = self.settings.subset or config.dataset.valid_subset.split(",")[0]
-        self.reward_set = RewardSet(self.task, model, config, split, "--attendout-subset")
+        if self.settings.subset:
+            self.reward_set = RewardSet(
+                self.task, model, config, self.settings.subset, "--attendout-subset"
+            )
+        else:
+            self.reward_set = HeldOut(self.task, model, config, self.settings.holdout)
         follow = self.settings.optimizer_state == "follow"
         self.loop = TwoPlayerLoop(
             model,

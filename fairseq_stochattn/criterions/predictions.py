@@ -16,11 +16,12 @@ from fairseq.criterions.sentence_ranking import SentenceRankingCriterion
 from torch import Tensor, nn
 
 from ..compat import UsageError
-from ..core.divergences import adaptive_kl, categorical_kl, squared_difference
+from ..core.divergences import Divergence
 from ..tasks.token_tagging import IGNORED
 from .electra import ElectraCriterion
 from .token_tagging import TokenTaggingCriterion
 
+FORWARD = Divergence()  # KL(p_clean ‖ p_adversarial) with a constant p_clean
 # Criterions with one prediction per target token, over a vocabulary.
 OVER_TOKENS = (CrossEntropyCriterion, LabelSmoothedCrossEntropyCriterion, AdaptiveLoss)
 
@@ -77,24 +78,24 @@ class PairedPredictions:
     adversarial: Sequence[Tensor]
 
 
-def divergence(predictions: PairedPredictions) -> Tensor:
-    """D[p_clean, p_adversarial] of Wu et al. 2022, Eq. 6 and 10; p_clean receives no gradient.
+def divergence(predictions: PairedPredictions, between: Divergence = FORWARD) -> Tensor:
+    """D[p_clean, p_adversarial] of Wu et al. 2022, Eq. 6 and 10, a scalar.
 
     It is a sum over the targets that the task's own loss sums over: target tokens, masked or tagged
     tokens, sentences. For regression D is the squared difference.
     """
     if isinstance(predictions.criterion, OVER_TOKENS):
-        return _divergence_of_tokens(predictions)
+        return _divergence_of_tokens(predictions, between)
     clean, adversarial = (
         target_logits(predictions.criterion, predictions.sample, outputs)
         for outputs in (predictions.clean, predictions.adversarial)
     )
     if is_regression(predictions.criterion):
-        return squared_difference(clean.detach(), adversarial)
-    return categorical_kl(clean, adversarial).sum()
+        return between.of_values(clean, adversarial)
+    return between(clean, adversarial).sum()
 
 
-def _divergence_of_tokens(predictions: PairedPredictions) -> Tensor:
+def _divergence_of_tokens(predictions: PairedPredictions, between: Divergence) -> Tensor:
     """``divergence`` of translation and language models.
 
     Masks the divergences of padding instead of selecting logits, which would copy them.
@@ -102,9 +103,9 @@ def _divergence_of_tokens(predictions: PairedPredictions) -> Tensor:
     (clean,), (adversarial,) = predictions.clean, predictions.adversarial  # (B, T, V or C)
     softmax = getattr(predictions.model.decoder, "adaptive_softmax", None)
     if softmax is None:
-        kl = categorical_kl(clean, adversarial)
+        kl = between(clean, adversarial)
     else:
-        kl = adaptive_kl(softmax, clean, adversarial)
+        kl = between.adaptive(softmax, clean, adversarial)
     target = predictions.model.get_targets(predictions.sample, [clean])
     counted = target.ne(predictions.criterion.padding_idx)
     counted[:, : getattr(predictions.criterion, "ignore_prefix_size", 0)] = False

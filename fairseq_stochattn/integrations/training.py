@@ -7,13 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.divergences import categorical_kl
+from ..core.divergences import Divergence
 from ..core.losses import take_losses, weighted_sum
 from ..core.method import AttentionMethod
 from ..core.paired_batch import paired_batch, twice
+from ..methods.asa.attention import with_budget
 
 
-def collect_losses(model: nn.Module, step: int | None = None, sample_size: float = 1.0) -> Tensor:
+def collect_losses(
+    model: nn.Module,
+    step: int | None = None,
+    sample_size: float = 1.0,
+    divergence: Tensor | None = None,
+) -> Tensor:
     """The weighted sum of the losses that the methods stored in the last forward pass.
 
     The stored losses are cleared.
@@ -21,13 +27,18 @@ def collect_losses(model: nn.Module, step: int | None = None, sample_size: float
     Add the returned sum to a loss that is a mean over targets:
     ``task_loss + collect_losses(model, step)``. ``step`` is the number of updates so far, which
     drives schedules such as KL annealing. Losses with reduction ``sum`` are divided by
-    ``sample_size``, the number of targets that your loss averages over.
+    ``sample_size``, the number of targets that your loss averages over. ``divergence`` is that of
+    ``ASA``, whose budget of masked pairs depends on it; without it, the weight of the penalty on
+    masks is the constant τ.
     """
     if step is not None:
         for module in model.modules():
             if isinstance(module, AttentionMethod):
                 module.set_num_updates(step)
-    total, _ = weighted_sum(take_losses(model), sample_size)
+    losses = take_losses(model)
+    if divergence is not None:
+        losses = with_budget(model, losses, divergence)
+    total, _ = weighted_sum(losses, sample_size)
     if total is None:
         return torch.zeros((), device=next(model.parameters()).device)
     return total / sample_size
@@ -56,7 +67,8 @@ def paired_forward(model: nn.Module, *inputs: Any, **named_inputs: Any) -> tuple
     forward pass; masks act on the second copy:
 
         clean, adversarial = paired_forward(model, x)
-        loss = task_loss(clean) + divergence(clean, adversarial) + collect_losses(model, step)
+        d = divergence(clean, adversarial)
+        loss = task_loss(clean) + d + collect_losses(model, step, divergence=d)
     """
     with paired_batch():
         output = model(*map(twice, inputs), **twice(named_inputs))
@@ -65,6 +77,12 @@ def paired_forward(model: nn.Module, *inputs: Any, **named_inputs: Any) -> tuple
     return clean, adversarial
 
 
-def divergence(clean: Tensor, adversarial: Tensor) -> Tensor:
-    """The mean KL(p_clean ‖ p_adversarial) from logits (…, classes); ``clean`` gets no gradient."""
-    return categorical_kl(clean, adversarial).mean()
+def divergence(
+    clean: Tensor, adversarial: Tensor, symmetric: bool = False, clean_gradient: bool = False
+) -> Tensor:
+    """The mean KL(p_clean ‖ p_adversarial) from logits (…, classes).
+
+    With ``symmetric``, KL(p_adversarial ‖ p_clean) is added. ``clean`` receives a gradient only
+    with ``clean_gradient``.
+    """
+    return Divergence(symmetric, clean_gradient)(clean, adversarial).mean()

@@ -53,15 +53,15 @@ def train(task: str, method: str, request: pytest.FixtureRequest, save: Path, *m
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_task(task: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """objective = task loss + α·D + τ·share from --asa-start on, and only in training."""
+    """objective = task loss + α·D + (α·D/ε)·share from --asa-start on, and only in training."""
     start = ("--asa-weight", 0.5, "--asa-start", 1, "--max-update", 3, "--no-save")
+    start = (*start, "--asa-initial-share", 0.5, "--asa-budget", 0.2)
     output = train(task, "asa", request, tmp_path, *start)
     rows = output.stats["train_inner"]
     assert "asa" not in rows[0]
     assert float(rows[0]["masked_share"]) == 0
     for row in rows[1:]:
         assert float(row["asa_weight"]) == (25 if task == "electra" else 0.5)
-        assert float(row["masked_share_weight"]) == (0.1 if task in PRETRAINING else 0.3)
         assert 0.2 < float(row["masked_share"]) < 0.6
         assert float(row["asa"]) >= 0
         assert ("asa_sentence" in row) == (task in PRETRAINING)
@@ -72,12 +72,40 @@ def test_every_task(task: str, request: pytest.FixtureRequest, tmp_path: Path) -
         assert min(by_layer) <= float(row["masked_share"]) <= max(by_layer)
         terms = sum(
             float(row[name]) * float(row[f"{name}_weight"])
-            for name in ("asa", "asa_sentence", "masked_share")
+            for name in ("asa", "asa_sentence")
             if name in row
         )
+        assert float(row["masked_share_weight"]) == pytest.approx(terms / 0.2, rel=2e-3, abs=1e-6)
+        terms += float(row["masked_share"]) * float(row["masked_share_weight"])
         expected = float(row["loss"]) + terms / math.log(2)
         assert float(row["objective"]) == pytest.approx(expected, rel=2e-3, abs=5e-3)
     assert not [name for name in output.stats["valid"][-1] if "asa" in name or "masked" in name]
+
+
+def test_penalty_of_the_paper(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """τ is the weight of the masked share, or of the number of masked pairs of a sentence."""
+    flags = ("--max-update", 2, "--no-save", "--asa-tau", 0.02, "--asa-initial-share", 0.3)
+    share = train("classes", "asa", request, tmp_path, *flags).stats["train_inner"][0]
+    assert float(share["masked_share_weight"]) == 0.02
+    flags = (*flags, "--asa-penalty", "sum")
+    row = train("classes", "asa", request, tmp_path, *flags).stats["train_inner"][0]
+    assert "masked_share_weight" not in row
+    assert row["masked_share"] == share["masked_share"]
+    assert float(row["masked_pairs_weight"]) == 0.02
+    assert float(row["masked_pairs"]) > 5  # of a sentence, in both layers
+    terms = float(row["asa"]) + 0.02 * float(row["masked_pairs"])
+    expected = float(row["loss"]) + terms / math.log(2)
+    assert float(row["objective"]) == pytest.approx(expected, abs=5e-3)
+
+
+def test_warm_up_and_kinds_of_divergence(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    flags = ("--max-update", 3, "--no-save", "--asa-warmup", 4, "--asa-initial-share", 0.5)
+    rows = train("classes", "asa", request, tmp_path, *flags).stats["train_inner"]
+    assert [float(row["asa_weight"]) for row in rows] == [0.25, 0.5, 0.75]
+    both = ("--asa-divergence", "symmetric", "--asa-clean-gradient")
+    other = train("classes", "asa", request, tmp_path, *flags, *both).stats["train_inner"]
+    # The two directions of the KL between similar predictions are about equal.
+    assert float(other[0]["asa"]) == pytest.approx(2 * float(rows[0]["asa"]), rel=0.2)
 
 
 @pytest.mark.parametrize("task", ["translation", "electra", "choice"])
@@ -110,6 +138,7 @@ def test_masks_without_an_adversary_have_no_penalty(
 def test_on_top_of_babn(translation_data: Path, tmp_path: Path) -> None:
     """The KL keeps the weight and the reduction that elbo gives it."""
     flags = ("--arch", "transformer_babn", "--attention", "babn,asa", *sizes.TRANSFORMER, *ASA)
+    flags = (*flags, "--asa-tau", 0.3)
     kl = ("--kl-weight", 0.01, "--kl-anneal-updates", 0, "--max-update", 2)
     output = runner.train(translation_data, tmp_path, *flags, *kl)
     for row in output.stats["train_inner"]:
@@ -117,7 +146,7 @@ def test_on_top_of_babn(translation_data: Path, tmp_path: Path) -> None:
         terms = float(row["asa"]) + 0.3 * float(row["masked_share"]) + 0.01 * float(row["kl"])
         expected = float(row["loss"]) + terms / math.log(2)
         assert float(row["objective"]) == pytest.approx(expected, rel=2e-3)
-    elbo = (*flags[:-4], "--attention", "babn", "--criterion", "elbo", "--dropout", 0, *kl)
+    elbo = (*flags[:-6], "--attention", "babn", "--criterion", "elbo", "--dropout", 0, *kl)
     alone = runner.train(translation_data, tmp_path / "alone", *elbo)
     first = [float(out.stats["train_inner"][0]["kl"]) for out in (output, alone)]
     assert first[0] == pytest.approx(first[1], rel=0.02)  # other random samples
@@ -140,6 +169,8 @@ def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 def whole_batches(data: Path, save: Path) -> tuple:
     """Train on batches of 64 sentences and return the flags."""
     flags = (*SGD, "--criterion", "asa", "--arch", "transformer_asa", "--asa-weight", 5)
+    # A budget depends on the divergence of a batch: halves of a batch have others than the whole.
+    flags = (*flags, "--asa-tau", 0.3, "--asa-initial-share", 0.5, "--asa-lr-multiplier", 3)
     output = runner.train(data, save, *flags)
     assert 0.05 < float(output.stats["train_inner"][-1]["masked_share"]) < 0.8
     return flags
@@ -206,6 +237,8 @@ def test_exported_checkpoints_have_no_adversary(lm_data: Path, tmp_path: Path) -
         (("--arch", "transformer_deterministic"), "this model masks nothing"),
         (("--arch", "transformer_asa", "--asa-tau", -1), "--asa-tau must not be negative"),
         (("--arch", "transformer_asa", "--asa-weight", -1), "--asa-weight must not be negative"),
+        (("--arch", "transformer_asa", "--asa-budget", 0), "--asa-budget must be positive"),
+        (("--arch", "transformer_asa", "--asa-lr-multiplier", 0), "--asa-lr-multiplier must be"),
     ],
 )
 def test_bad_flags_are_refused(

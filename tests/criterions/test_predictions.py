@@ -12,7 +12,7 @@ from fairseq.modules import AdaptiveSoftmax
 from torch import Tensor
 
 import zoo
-from fairseq_stochattn.core.divergences import adaptive_kl, categorical_kl
+from fairseq_stochattn.core.divergences import Divergence, categorical_kl
 from fairseq_stochattn.criterions.predictions import PairedPredictions, divergence
 from fairseq_stochattn.tasks.token_tagging import IGNORED
 
@@ -72,16 +72,54 @@ def test_target_tokens(name: str, prefix: int) -> None:
     assert target.eq(zoo.pad(zoo.sentences(5, 3, 1))).all()
 
 
-def test_adaptive_softmax() -> None:
-    """The chain rule over head and tails equals the KL of the whole distribution."""
+KINDS = [Divergence(symmetric, both) for symmetric in (False, True) for both in (False, True)]
+
+
+@pytest.mark.parametrize("between", KINDS, ids=str)
+def test_kinds_of_divergence(between: Divergence) -> None:
+    """Values by the definition; the clean prediction has a gradient only if it is asked for."""
+    clean, adversarial = noise(B, K), noise(B, K, seed=1)
+    found = between(clean, adversarial)
+    for row in range(B):
+        expected = kl(clean[row], adversarial[row])
+        if between.symmetric:
+            expected += kl(adversarial[row], clean[row])
+        assert found[row].item() == pytest.approx(expected)
+    found.sum().backward()
+    assert (clean.grad is not None) == between.clean_gradient
+    assert adversarial.grad.any()
+    inputs = (clean.detach().requires_grad_(between.clean_gradient), adversarial)
+    assert torch.autograd.gradcheck(between, inputs)
+    value = between.of_values(inputs[0], adversarial)
+    assert value.item() == pytest.approx((clean - adversarial).square().sum().item())
+
+
+@pytest.mark.parametrize("between", KINDS, ids=str)
+def test_adaptive_softmax(between: Divergence) -> None:
+    """The chain rule over head and tails equals the divergence of the whole distribution."""
     softmax = AdaptiveSoftmax(20, 6, [5, 12], dropout=0.0).double()
     clean, adversarial = noise(B, T, 6), noise(B, T, 6, seed=1)
-    with torch.no_grad():
-        rows = [softmax.get_log_prob(x, target=None).view(B, T, 20) for x in (clean, adversarial)]
-    torch.testing.assert_close(adaptive_kl(softmax, clean, adversarial), categorical_kl(*rows))
-    adaptive_kl(softmax, clean, adversarial).sum().backward()
-    assert clean.grad is None
-    assert adversarial.grad.any()
+    inputs, grads = (clean, adversarial), []
+    # get_log_prob writes in place, so that it has no gradient of its own.
+    for found in (
+        between.adaptive(softmax, clean, adversarial),
+        between(*(log_probabilities(softmax, x) for x in inputs)),
+    ):
+        grads.append((found, *torch.autograd.grad(found.sum(), inputs, allow_unused=True)))
+    for found, expected in zip(*grads, strict=True):
+        if expected is None or (not between.clean_gradient and found is None):
+            assert found is None
+        else:
+            torch.testing.assert_close(found, expected)
+
+
+def log_probabilities(softmax: AdaptiveSoftmax, features: Tensor) -> Tensor:
+    """(B, T, C) → (B, T, words): head and tails multiplied out, with gradient."""
+    head = softmax.head(features).log_softmax(dim=-1)
+    parts = [head[..., : softmax.cutoff[0]]]
+    for cluster, tail in enumerate(softmax.tail, start=softmax.cutoff[0]):
+        parts.append(head[..., cluster, None] + tail(features).log_softmax(dim=-1))
+    return torch.cat(parts, dim=-1)
 
 
 def test_masked_tokens() -> None:

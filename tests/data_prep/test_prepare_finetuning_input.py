@@ -27,9 +27,7 @@ RTE = "index\tsentence1\tsentence2\tlabel\n"
 SCORES = "index\tsentence1\tsentence2\tscore\n"
 
 
-def test_long_texts_are_truncated_and_long_pairs_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_long_texts_and_pairs_are_truncated(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     origin = tmp_path / "from"
     for name in ("train", "dev"):
         labelled.write(origin, {f"SST-2/{name}.tsv": "sentence\tlabel\na b c d e\t1\na\t0\n"})
@@ -37,10 +35,10 @@ def test_long_texts_are_truncated_and_long_pairs_are_counted(
     more = ("--task", "all", "--max-tokens", 3, *WORDS)
     assert labelled.run(prepare_glue, origin, tmp_path / "out", *more) == 0
     assert labelled.rows(tmp_path / "out" / "SST-2", "train") == [("a b c", "1"), ("a", "0")]
-    assert labelled.rows(tmp_path / "out" / "RTE", "train") == [("a b", "c d", "entailment")]
+    assert labelled.rows(tmp_path / "out" / "RTE", "train") == [("a", "c", "entailment")]
     printed = capsys.readouterr().out
-    assert "1 texts truncated to --max-tokens" in printed
-    assert "1 pairs longer than --max-tokens (not truncated)" in printed
+    assert "1 texts truncated to --max-length" in printed
+    assert "1 pairs truncated to --max-length, the longer text first" in printed
     assert "--num-classes 2 --arch roberta_base --init-token 0 --separator-token 2" in printed
 
 

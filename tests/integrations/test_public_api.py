@@ -183,10 +183,11 @@ for name, method in METHODS.items():
     for step in range(2):
         if name in masks:
             out, adversarial = sa.paired_forward(model, x)
-            loss = out.square().mean() + sa.divergence(out, adversarial)
+            divergence = sa.divergence(out, adversarial)
+            loss = out.square().mean() + divergence
         else:
-            loss = model(x).square().mean()
-        loss = loss + sa.collect_losses(model, step=step)
+            loss, divergence = model(x).square().mean(), None
+        loss = loss + sa.collect_losses(model, step=step, divergence=divergence)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

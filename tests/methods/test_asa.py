@@ -27,7 +27,8 @@ GONE = 1e-9  # masked pairs have a smaller weight
 
 def build(**overrides) -> nn.Module:
     """A model whose weights are large enough for attention to change its predictions."""
-    model = zoo.build("roberta_asa", **{"asa_initial_share": 0.3, **overrides}).train()
+    settings = {"asa_initial_share": 0.3, "asa_lr_multiplier": 1.0, **overrides}
+    model = zoo.build("roberta_asa", **settings).train()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and not is_plugin_parameter(name):
@@ -182,7 +183,7 @@ def test_the_adversary_maximises_kl_minus_penalty_and_the_model_minimises_kl(
     """The gradient of L_asa + τ·L_c against those of both terms without gradient reversal."""
     model = build()
     of_both = gradients(divergence(model) + 0.3 * masked_share(model), model)
-    monkeypatch.setattr(asa_module, "reverse_gradient", lambda x: x)
+    monkeypatch.setattr(asa_module, "reverse_gradient", lambda x, strength: x)
     of_kl = gradients(divergence(model), model)
     list(take_losses(model))
     halves(model)

@@ -277,22 +277,36 @@ def test_rewards() -> None:
 
 def test_survival_by_each_rule() -> None:
     better, worse = result(0.8), result(0.6)
-    assert survival(better, worse, LoopSettings(survivor="better")) == 1
-    assert survival(worse, better, LoopSettings(survivor="better")) == 0
-    assert survival(better, worse, LoopSettings(survivor="proportional")) == pytest.approx(4 / 7)
+    assert survival(better, worse, LoopSettings(reward="scores", survivor="better")) == 1
+    assert survival(worse, better, LoopSettings(reward="scores", survivor="better")) == 0
+    assert survival(
+        better, worse, LoopSettings(reward="scores", survivor="proportional")
+    ) == pytest.approx(4 / 7)
     softmax = math.exp(8) / (math.exp(8) + math.exp(6))
-    assert survival(better, worse, LoopSettings(temperature=0.1)) == pytest.approx(softmax)
+    assert survival(better, worse, LoopSettings(reward="scores", temperature=0.1)) == pytest.approx(
+        softmax
+    )
     unlikely, likely = result(None, loss=2.0), result(None, loss=1.0)
     odds = math.exp(-2) / (math.exp(-2) + math.exp(-1))
-    assert survival(unlikely, likely, LoopSettings(survivor="proportional")) == pytest.approx(odds)
+    assert survival(
+        unlikely, likely, LoopSettings(reward="scores", survivor="proportional")
+    ) == pytest.approx(odds)
     for rule in ("softmax", "proportional", "better"):
-        assert survival(result(0.0), result(0.0), LoopSettings(survivor=rule)) == 0.5
-        assert survival(better, worse, LoopSettings(survivor=rule)) > 0.5
+        assert (
+            survival(result(0.0), result(0.0), LoopSettings(reward="scores", survivor=rule)) == 0.5
+        )
+        assert survival(better, worse, LoopSettings(reward="scores", survivor=rule)) > 0.5
+
+
+def test_without_a_choice_the_attacker_survives() -> None:
+    rule = LoopSettings(survivor="attacker")
+    assert survival(result(None, loss=9.0), result(None, loss=1.0), rule) == 1
+    assert survival(result(None), result(None), rule) == 1
 
 
 def test_survivors_are_drawn_with_their_probability() -> None:
     """χ² test with one degree of freedom over 4000 rounds."""
-    loop = build_loop(build_generator(), seed=7, survivor="proportional")
+    loop = build_loop(build_generator(), seed=7, reward="scores", survivor="proportional")
     p = survival(result(0.8), result(0.6), loop.settings)
     kept, rounds = 0, 4000
     for loop.rounds in range(rounds):

@@ -19,6 +19,8 @@ import sizes
 import zoo
 from fairseq_stochattn import compat
 from fairseq_stochattn.compat import UsageError
+from fairseq_stochattn.criterions.attendout import AttendOutCriterion
+from fairseq_stochattn.criterions.reward_set import HeldOut
 from fairseq_stochattn.methods.attendout.training_loop import LoopSettings, TwoPlayerLoop
 from fairseq_stochattn.optim.copy_parameters import copy_parameters
 from fairseq_stochattn.pretrained.export_fairseq import export
@@ -35,7 +37,7 @@ ATTENDOUT = (
     "--attendout-steps",
     3,
 )
-LOGGED = ("reward", "baseline", "attacker_won", "attacker_kept")
+LOGGED = ("reward", "baseline", "attacker_won", "attacker_kept", "policy_snr")
 
 
 def state_of(folder: Path) -> dict:
@@ -100,7 +102,7 @@ def test_players_differ_within_a_round_and_are_equal_after_it(
 
 def test_defender_trains_like_plain_fairseq(classification_data: Path, tmp_path: Path) -> None:
     """With the same seed and batches, and before the first round ends."""
-    short = ("--max-update", 6, "--attendout-steps", 50)
+    short = ("--max-update", 6, "--attendout-steps", 50, "--attendout-subset", "valid")
     plain = ("--arch", "roberta_attendout", *SMALL, "--criterion", "sentence_prediction")
     plain = (*plain, "--attention", "deterministic", "--max-update", 6)
     # Start both from one file, since building the generator changes the random state.
@@ -113,6 +115,32 @@ def test_defender_trains_like_plain_fairseq(classification_data: Path, tmp_path:
     for name, value in defender.items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=2e-6)
     assert not same(attacker, defender)
+
+
+def test_the_reward_set_is_not_trained_on(
+    classification_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every fourth example of the training set, in every epoch."""
+    trained, rewarded = set(), set()
+    forward, batches = AttendOutCriterion.forward, HeldOut.batches
+
+    def seen(self, model: nn.Module, sample: dict, reduce: bool = True) -> tuple:
+        if model.training:
+            trained.update(sample["id"].tolist())
+        return forward(self, model, sample, reduce)
+
+    def drawn(self, indices, device):
+        rewarded.update(indices.tolist())
+        return batches(self, indices, device)
+
+    monkeypatch.setattr(AttendOutCriterion, "forward", seen)
+    monkeypatch.setattr(HeldOut, "batches", drawn)
+    flags = ("--attendout-holdout", 4, "--max-epoch", 2, "--no-save", "--batch-size", 8)
+    runner.train(classification_data, tmp_path, *ATTENDOUT, "--max-update", 1000, *flags)
+    assert all(index % 4 == 3 for index in rewarded)
+    assert len(rewarded) > 5
+    count = max(trained | rewarded) + 1
+    assert trained == {index for index in range(count) if index % 4 != 3}
 
 
 def test_plain_checkpoint_starts_both_players(classification_data: Path, tmp_path: Path) -> None:
@@ -319,7 +347,7 @@ BAD = {
         ("--arch", "roberta_deterministic"),
         "needs an arch with attendout attention, e.g. roberta_attendout",
     ),
-    "training set": (("--valid-subset", "train"), "the model is trained on 'train'"),
+    "training set": (("--attendout-subset", "train"), "the model is trained on 'train'"),
     "unknown split": (("--attendout-subset", "dev"), "there is no split 'dev'"),
     "steps": (("--attendout-steps", 0), "--attendout-steps must be positive"),
     "sharded state": (("--zero-sharding", "os"), "add --attendout-optimizer-state keep"),

@@ -8,6 +8,4 @@ case $task in
   CLINC150) STEPS=1405 ;;  # 1.5 epochs
   *) STEPS=4000 ;;
 esac
-# AttendOut's default drops half of the attention at first. On CoLA, a model of this size then learned nothing.
-[ "$METHOD" != attendout ] || FLAGS+=(--attendout-drop 0.1 --attendout-reward losses)
 WARMUP=$((STEPS / 10))

@@ -31,14 +31,27 @@ class AttendOut(Settings):
     on: Literal["scores", "weights"] = setting(
         "scores", "what is dropped: scores before the softmax (Eq. 3) or weights (Eq. 2)"
     )
-    dim: int = setting(64, "width of the generator, its embedding and its one head")
-    drop: float = setting(0.5, "probability of dropping a (query, key) pair before learning starts")
+    actions: Literal["pair", "layer"] = setting(
+        "pair",
+        "what the generator decides: to drop each (query, key) pair (pair, as in the paper), or "
+        "the share of pairs that are dropped at random in each layer (layer)",
+    )
+    dim: int = setting(
+        64,
+        "width of the generator and its one head; 0 means a third of the model's, as in the paper",
+    )
+    embedding: Literal["own", "model"] = setting(
+        "own",
+        "word embedding of the generator: its own, learned one, or a constant copy of the model's, "
+        "taken before the first update and projected to the generator's width",
+    )
+    drop: float = setting(0.1, "probability of dropping a (query, key) pair before learning starts")
 
     def check(self) -> None:
         if not 0 < self.drop < 1:
             raise SettingError(self, "drop", f"must be above 0 and below 1, not {self.drop}")
-        if self.dim < 4:
-            raise SettingError(self, "dim", "must be at least 4")
+        if self.dim < 4 and self.dim != 0:
+            raise SettingError(self, "dim", "must be at least 4, or 0 for a third of the model's")
 
 
 def drop_scores(logits: Tensor, drop: Tensor) -> Tensor:
@@ -68,12 +81,15 @@ class AttendOutAttention(AttentionMethod):
 
     @classmethod
     def build_shared(cls, settings: AttendOut, stack: AttentionStack) -> nn.Module:
+        width = stack.num_heads * stack.head_dim
         return DropoutGenerator(
             stack.vocabulary,
             stack.layers,
-            settings.dim,
+            settings.dim or max(4, width // 3),
             settings.drop,
             causal=stack.site == "decoder",
+            by_layer=settings.actions == "layer",
+            copied_width=width if settings.embedding == "model" else None,
         )
 
     @classmethod

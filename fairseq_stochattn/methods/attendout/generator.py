@@ -2,7 +2,9 @@
 
 It has as many layers as the stack whose pairs it drops, one head, one set of parameters for all
 layers, no feed-forward and its own embedding. Each layer exports its scores s; a (query, key) pair
-is dropped with probability p = σ(s).
+is dropped with probability p = σ(s). If the actions are those of layers, all pairs of a layer are
+dropped with one probability σ(s̄ + c·ε): s̄ is the mean score of a sentence, and ε ~ N(0, 1), the
+action of this layer, stays the same for a whole round.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ...core.errors import InputError
 from ...core.stack import Vocabulary
 
 if TYPE_CHECKING:
@@ -50,6 +53,19 @@ def grad_log_probability(p: Tensor, drop: Tensor, valid: Tensor) -> Tensor:
     return (drop.to(p.dtype) - p) * valid / units[:, None, None]
 
 
+EXPLORATION = 0.5  # c, the standard deviation of a layer's action, as a logit
+
+
+def grad_log_density(noise: Tensor, valid: Tensor) -> Tensor:
+    """The gradient of Σ_k 1/n Σ_layers log N(a; s̄, c²) with respect to the scores, (n, B, T, T).
+
+    a = s̄ + c·ε is the action of a layer, so d log N/ds̄ = ε/c; ``noise`` is ε, (n,), and ``valid``
+    is (B, T, T).
+    """
+    units = noise.size(0) * valid.sum(dim=(1, 2)).clamp(min=1)  # (B,)
+    return noise.view(-1, 1, 1, 1) / EXPLORATION * (valid / units[:, None, None])
+
+
 def sinusoidal_positions(tokens: Tensor, padding_idx: int, dim: int) -> Tensor:
     """(B, T) → (B, T, dim): sinusoidal embeddings of the positions of non-padding tokens.
 
@@ -78,14 +94,30 @@ class DropoutGenerator(nn.Module):
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, layers: Sequence[int], dim: int, drop: float, causal: bool
+        self,
+        vocabulary: Vocabulary,
+        layers: Sequence[int],
+        dim: int,
+        drop: float,
+        causal: bool,
+        by_layer: bool = False,
+        copied_width: int | None = None,
     ) -> None:
         super().__init__()
         self.layers = list(layers)  # those with dropout
         self.causal = causal
         self.padding_idx = vocabulary.padding_idx
         self.offset = math.log(drop / (1 - drop))  # added to the scores: p starts near ``drop``
-        self.embed_tokens = nn.Embedding(vocabulary.size, dim, self.padding_idx)
+        self.by_layer = by_layer
+        self.noise = torch.zeros(len(self.layers))  # ε of this round; set by the training loop
+        self.drops = True  # False: an ablation without dropout
+        self.copies_embedding = copied_width is not None
+        if copied_width is None:
+            self.embed_tokens = nn.Embedding(vocabulary.size, dim, self.padding_idx)
+        else:
+            # A buffer: the generator does not learn the copied embedding.
+            self.register_buffer("copied", torch.zeros(vocabulary.size, copied_width))
+            self.project = nn.Linear(copied_width, dim, bias=False)
         self.layer_norm = nn.LayerNorm(dim)
         self.in_proj = nn.Linear(dim, 3 * dim)  # W_Q, W_K, W_V
         self.requires_grad_(False)
@@ -99,7 +131,7 @@ class DropoutGenerator(nn.Module):
         """(B, T) → the scores of all layers with dropout, (n, B, T, T)."""
         unseen = ~self.valid_pairs(tokens)  # (B, T, T)
         unseen = unseen & ~unseen.all(dim=-1, keepdim=True)
-        embedded = self.embed_tokens(tokens)
+        embedded = self.embed(tokens)
         positions = sinusoidal_positions(tokens, self.padding_idx, embedded.size(-1))
         h = self.layer_norm(embedded + positions.to(embedded.dtype))  # (B, T, d)
         exported = []
@@ -112,6 +144,22 @@ class DropoutGenerator(nn.Module):
                 weights = scores.masked_fill(unseen, float("-inf")).softmax(dim=-1)
                 h = self.layer_norm(h + weights @ v)
         return torch.stack(exported)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """(B, T) → (B, T, d)."""
+        if not self.copies_embedding:
+            return self.embed_tokens(tokens)
+        return self.project(nn.functional.embedding(tokens, self.copied))
+
+    def copy_embedding(self, weight: Tensor) -> None:
+        """Take a copy of the model's word embedding, scaled to a mean square of 1."""
+        if weight.shape != self.copied.shape:
+            raise InputError(
+                "--attendout-embedding model: the model's embedding has the shape "
+                f"{tuple(weight.shape)}, not {tuple(self.copied.shape)}; use own"
+            )
+        scale = weight.detach().float().square().mean().sqrt().clamp(min=1e-6)
+        self.copied.copy_(weight.detach() / scale)
 
     def valid_pairs(self, tokens: Tensor) -> Tensor:
         """(B, T, T): the valid pairs, the same as in the attention of the stack."""
@@ -132,12 +180,22 @@ class DropoutGenerator(nn.Module):
             for leaf in leaves.values():
                 leaf.requires_grad_(self.learning)
             scores = functional_call(self, leaves, (tokens,))
-            p = scores.detach().sigmoid()
-            drop = sample_drops(scores.detach()) & valid
+            logits = self.of_layers(scores.detach(), valid) if self.by_layer else scores.detach()
+            p = logits.sigmoid() * self.drops
+            drop = sample_drops(logits) & valid & self.drops
             if self.learning:
-                grad_scores = grad_log_probability(p, drop, valid)
+                if self.by_layer:
+                    grad_scores = grad_log_density(self.noise.to(p.device), valid)
+                else:
+                    grad_scores = grad_log_probability(p, drop, valid)
                 self._accumulate(scores, list(leaves.values()), grad_scores)
         return Actions(drop, (p * valid).sum(dim=(1, 2, 3)), valid.sum())
+
+    def of_layers(self, scores: Tensor, valid: Tensor) -> Tensor:
+        """The logit s̄ + c·ε of the share that is dropped in a layer, for all its pairs."""
+        mean = (scores * valid).sum(dim=(2, 3)) / valid.sum(dim=(1, 2)).clamp(min=1)  # (n, B)
+        action = mean + EXPLORATION * self.noise.to(mean.device)[:, None]
+        return action[:, :, None, None].expand_as(scores)
 
     def _accumulate(self, scores: Tensor, leaves: list[Tensor], grad_scores: Tensor) -> None:
         grads = torch.autograd.grad(scores, leaves, grad_scores)

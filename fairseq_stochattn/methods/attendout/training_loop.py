@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...core.errors import SettingError, require_not_negative, require_positive
+from ...core.errors import InputError, SettingError, require_not_negative, require_positive
 from ...core.method import MethodDict
 from ...core.settings import Settings, setting
 from ...core.stack import AttentionStack
@@ -38,17 +38,22 @@ class LoopSettings(Settings):
 
     steps: int = setting(20, "T, the dropout step: number of updates per round")
     samples: int = setting(
-        0,
+        64,
         "number of random examples of the reward set that score a round; 0 means T, as in the "
         "paper",
     )
+    holdout: int = setting(
+        20,
+        "every N-th training example belongs to the reward set and is not trained on; without "
+        "effect if --attendout-subset is given",
+    )
     subset: str = setting(
         "",
-        "split that serves as the reward set; results on it no longer measure generalisation. "
-        "Default: the first of --valid-subset, as in the paper",
+        "split that serves as the reward set, in place of a part of the training set: valid for "
+        "the paper's way, after which results on it no longer measure generalisation",
     )
     reward: Literal["scores", "sign", "losses"] = setting(
-        "scores",
+        "losses",
         "reward of the generator: the attacker's score minus the defender's, where a score is the "
         "accuracy if the criterion counts correct answers and −loss otherwise (scores); the sign "
         "of this difference (sign); or the difference of −loss in any case (losses)",
@@ -58,11 +63,16 @@ class LoopSettings(Settings):
         "adam", "optimizer of the generator, which takes one step per round"
     )
     lr: float = setting(1e-3, "learning rate of the generator")
-    survivor: Literal["softmax", "proportional", "better"] = setting(
+    frozen: bool = setting(
+        False, "ablation: the generator does not learn, so its dropout stays random"
+    )
+    no_drops: bool = setting(False, "ablation: nothing is dropped, both players train alike")
+    survivor: Literal["softmax", "proportional", "better", "attacker"] = setting(
         "softmax",
         "player that both continue from: the attacker with probability σ(difference of scores / "
         "temperature) (softmax), with probabilities in proportion to the accuracies or likelihoods "
-        "(proportional), or always the player with the higher score (better)",
+        "(proportional), always the player with the higher score (better), or always the attacker, "
+        "an ablation without a choice (attacker)",
     )
     temperature: float = setting(0.05, "temperature of --attendout-survivor softmax")
     optimizer_state: Literal["follow", "keep"] = setting(
@@ -74,6 +84,8 @@ class LoopSettings(Settings):
     def check(self) -> None:
         require_positive(self, "steps", "lr", "temperature")
         require_not_negative(self, "samples")
+        if self.holdout < 2:
+            raise SettingError(self, "holdout", "must be at least 2")
         if not 0 <= self.baseline_decay < 1:
             raise SettingError(self, "baseline_decay", "must be at least 0 and below 1")
 
@@ -99,6 +111,8 @@ def reward_of(attacker: float, defender: float, kind: str) -> float:
 def survival(attacker: PlayerResult, defender: PlayerResult, settings: LoopSettings) -> float:
     """The probability that both players continue from the attacker."""
     a, d = attacker.score(settings.reward), defender.score(settings.reward)
+    if settings.survivor == "attacker":
+        return 1.0
     if a == d:
         return 0.5
     if settings.survivor == "better":
@@ -126,6 +140,61 @@ def without_attendout(model: nn.Module) -> nn.Module:
     return twin
 
 
+def copy_embeddings(model: nn.Module) -> None:
+    """Give every generator that wants it a copy of the word embedding of its side of the model."""
+    sides = {name: module for name, module in model.named_modules() if name}
+    for name, generator in sides.items():
+        if not (isinstance(generator, DropoutGenerator) and generator.copies_embedding):
+            continue
+        tables = {
+            key: module.weight
+            for key, module in sides.items()
+            if isinstance(module, nn.Embedding) and key.endswith("embed_tokens")
+        }
+        if not tables:
+            raise InputError("--attendout-embedding model: the model has no word embedding")
+        side = "decoder" if "decoder" in name else "encoder"
+        key = next((key for key in tables if side in key), next(iter(tables)))
+        generator.copy_embedding(tables[key])
+
+
+class PolicySignal:
+    """The signal-to-noise ratio of the policy gradient g: ‖E g‖² / (E‖g‖² − ‖E g‖²).
+
+    Gradients of different rounds are independent given the generator, which changes slowly, so the
+    product of consecutive gradients estimates ‖E g‖² without bias. A generator that walks at
+    random has a ratio around 0.
+    """
+
+    def __init__(
+        self,
+        decay: float,
+        previous: Tensor | None = None,
+        product: float = 0.0,
+        square: float = 0.0,
+    ) -> None:
+        self.decay, self.previous, self.product, self.square = decay, previous, product, square
+
+    def add(self, gradient: Tensor) -> None:
+        """Add the gradient of one round, a flat vector."""
+        if self.previous is not None:
+            product = torch.dot(gradient, self.previous.to(gradient)).item()
+            square = torch.dot(gradient, gradient).item()
+            self.product = self.decay * self.product + (1 - self.decay) * product
+            self.square = self.decay * self.square + (1 - self.decay) * square
+        self.previous = gradient
+
+    @property
+    def ratio(self) -> float:
+        """The ratio over the last rounds; 0 before the second round."""
+        noise = self.square - self.product
+        return self.product / noise if noise > 0 else 0.0
+
+    def state(self) -> tuple[Tensor | None, float, float]:
+        """The state for checkpoints."""
+        return self.previous, self.product, self.square
+
+
 class TwoPlayerLoop(nn.Module):
     """Holds the defender, a child module, and all state that outlives an update.
 
@@ -151,11 +220,14 @@ class TwoPlayerLoop(nn.Module):
         self.generators = [m for m in model.modules() if isinstance(m, DropoutGenerator)]
         for generator in self.generators:
             generator.in_training_loop = True
+            generator.drops = not settings.no_drops
         self.reset()
 
     def reset(self) -> None:
         """Start a new sequence of rounds. Both players keep their parameters."""
         self.rounds = 0  # number of finished rounds
+        self.signal = PolicySignal(self.settings.baseline_decay)
+        self.draw_actions()
         self.baseline = 0.0  # b
         self.last_round: dict[str, float] = {}  # for the log
         self.traces: list[Tensor] = []  # Σ_t 1/m Σ_k ∇ log P(a_t) of this round, per generator
@@ -176,6 +248,7 @@ class TwoPlayerLoop(nn.Module):
         self.updates = update
         self.reset()
         self.restart_from(self.attacker, optimizer)
+        copy_embeddings(self.attacker)
 
     def discard_gradients(self) -> None:
         """Drop the gradients of an unfinished update (out of memory, overflow)."""
@@ -199,6 +272,13 @@ class TwoPlayerLoop(nn.Module):
         """The random numbers of this round: the same on all ranks, and after resuming."""
         return np.random.default_rng((self.seed, self.rounds))
 
+    def draw_actions(self) -> None:
+        """Draw the actions of a round for generators whose actions are those of layers."""
+        random = np.random.default_rng((self.seed, self.rounds, 1))
+        for generator in self.generators:
+            noise = random.standard_normal(len(generator.layers))
+            generator.noise = torch.as_tensor(noise, dtype=torch.float32)
+
     def end_round(
         self, attacker: PlayerResult, defender: PlayerResult, chance: float, optimizer: Any
     ) -> None:
@@ -212,22 +292,26 @@ class TwoPlayerLoop(nn.Module):
         kept = chance < survival(attacker, defender, self.settings)
         self.restart_from(self.attacker if kept else self.defender, optimizer)
         self.rounds += 1
+        self.draw_actions()
         self.last_round = {
             "reward": reward,
             "baseline": self.baseline,
             "attacker_won": 0.5 + 0.5 * float(np.sign(scores[0] - scores[1])),
             "attacker_kept": float(kept),
+            "policy_snr": self.signal.ratio,
         }
 
     def learn(self, reward: float) -> None:
         """One step of the generator along Eq. 5; then the baseline moves towards the reward."""
         advantage = reward - self.baseline
+        self.signal.add(torch.cat(self.traces) * advantage)
         for generator, trace in zip(self.generators, self.traces, strict=True):
             parameters = list(generator.parameters())
             parts = trace.split([p.numel() for p in parameters])
             for parameter, part in zip(parameters, parts, strict=True):
                 parameter.grad = (-advantage * part).view_as(parameter)
-        self.policy.step()
+        if not self.settings.frozen:
+            self.policy.step()
         self.policy.zero_grad()
         self.traces = []
         decay = self.settings.baseline_decay
@@ -249,6 +333,7 @@ class TwoPlayerLoop(nn.Module):
             "last_turn": self.last_round,
             "traces": self.traces,
             "policy": self.policy.state_dict(),
+            "signal": self.signal.state(),
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
@@ -257,3 +342,5 @@ class TwoPlayerLoop(nn.Module):
         self.policy.load_state_dict(state["policy"])
         device = next(self.generators[0].parameters()).device
         self.traces = [trace.to(device) for trace in state["traces"]]
+        self.signal = PolicySignal(self.settings.baseline_decay, *state.get("signal", ()))
+        self.draw_actions()
