@@ -18,7 +18,7 @@ MODEL = (
     *(*sizes.TRANSFORMER, "--encoder-attention-heads", 4, "--decoder-attention-heads", 4),
     *("--arch", "transformer", "--dropout", 0, "--max-update", 3),
 )
-REPULSIVE = ("--optimizer", "repulsive", "--repulsive-base")
+REPULSIVE = ("--optimizer", "repulsive", "--repulsive-rule", "svgd", "--repulsive-base")
 # Large enough to matter beside the gradients of these tests, which are large.
 STRONG = ("--repulsive-weight", 5)
 SGD = (*MODEL, *REPULSIVE, "sgd", *STRONG, "--lr", 0.5)
