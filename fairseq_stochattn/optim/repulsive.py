@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..compat import UsageError, exit_on_bad_input
 from ..core.meters import MeterSettings
-from ..methods.repulsive.meter import head_cosine
+from ..methods.repulsive.meter import head_cosine, layer_cosines
 from ..methods.repulsive.optimizer import (
     learning_rates,
     redirect_gradients,
@@ -143,6 +143,9 @@ class Repulsive(FairseqOptimizer):
             cosine = head_cosine([(system.num_heads, system.parts) for system in self.systems])
             if cosine is not None:
                 metrics.log_scalar("head_cosine", cosine, round=4)
+            systems = [(x.layer_name, x.num_heads, x.parts) for x in self.systems]
+            for layer, value in layer_cosines(systems).items():
+                metrics.log_scalar(f"head_cosine_{layer}", value, priority=200, round=4)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         if self.systems is None:

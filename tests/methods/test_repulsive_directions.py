@@ -135,14 +135,11 @@ class Heads(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The answers (B, 4) and the outputs of the heads (B, H, d) at the last position."""
-        seen: list[Tensor] = []
-        handle = self.attention.out_proj.register_forward_pre_hook(lambda _, a: seen.append(a[0]))
         weight, bias = self.attention.in_proj_weight, self.attention.in_proj_bias
         q, k, v = nn.functional.linear(x, weight, bias).chunk(3, dim=-1)
         q, k, v = (y.unflatten(-1, (4, -1)).transpose(1, 2) for y in (q, k, v))
         z = nn.functional.scaled_dot_product_attention(q[:, :, -1:], k, v)  # (B, H, 1, d)
         mixed = self.attention.out_proj(z.transpose(1, 2).flatten(2))
-        handle.remove()
         return self.out(mixed[:, 0]), z[:, :, 0]
 
 
@@ -188,15 +185,15 @@ def trained(seed: int, strength: float | None) -> tuple[float, float, float]:
 
 
 def test_heads_that_must_differ_do_so_at_no_loss() -> None:
-    """Three seeds: lower cosine and higher Dist/norm than plain, at a loss not above plain's."""
+    """Three seeds: lower cosine than plain; on average higher Dist/norm and a loss not higher."""
     found = {
         name: [trained(seed, strength) for seed in (101, 102, 103)]
-        for name, strength in (("plain", None), ("ours", 1.0))
+        for name, strength in (("plain", None), ("ours", 0.3))
     }
     for name, rows in found.items():
         print(name, [tuple(round(x, 4) for x in row) for row in rows])
     for plain, ours in zip(found["plain"], found["ours"], strict=True):
-        assert ours[1] < plain[1] - 0.02
-        assert ours[2] > plain[2]
-    losses = [[row[0] for row in rows] for rows in found.values()]
-    assert sum(losses[1]) <= sum(losses[0])
+        assert ours[1] < plain[1] - 0.1
+    plain, ours = (torch.tensor(found[name]).mean(dim=0) for name in ("plain", "ours"))
+    assert ours[2] > plain[2] + 0.01
+    assert ours[0] <= plain[0]

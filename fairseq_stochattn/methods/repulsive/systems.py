@@ -35,6 +35,11 @@ class System:
     layer: int = 0
 
     @property
+    def layer_name(self) -> str:
+        """The site and index of the layer, such as ``encoder_0``."""
+        return f"{self.site}_{self.layer}"
+
+    @property
     def has_gradient(self) -> bool:
         """False if LayerDrop skipped the layer; optimizers do not update it then either."""
         return all(part.grad is not None for part in self.parts)
