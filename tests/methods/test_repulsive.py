@@ -108,13 +108,15 @@ def permuted(model: nn.Module, order: list[int]) -> nn.Module:
     return twin
 
 
-@pytest.mark.parametrize("rule", ["svgd", "sgld"])
-def test_permuting_the_heads_permutes_the_update(rule: str) -> None:
-    """True if the particles are heads; in the authors' code they are columns."""
+@pytest.mark.parametrize("coupling", ["decoupled", "gradient"])
+@pytest.mark.parametrize("rule", ["directions", "svgd", "sgld"])
+def test_permuting_the_heads_permutes_the_update(rule: str, coupling: str) -> None:
+    """True if the particles are heads."""
     order = [2, 0, 3, 1]
     model = zoo.build("transformer", **HEADS)
     twin = permuted(model, order)
     flags = {"repulsive_rule": rule, "repulsive_weight": 1.0, "repulsive_beta": 1e30}
+    flags |= {"repulsive_coupling": coupling, "repulsive_strength": 1.0}
     for each in (model, twin):
         optimizer = built(with_gradients(each), **flags)
         optimizer.clip_grad_norm(0)
