@@ -230,7 +230,7 @@ def test_heads_turn_in_reduced_precision(
     precision: str, translation_data: Path, tmp_path: Path
 ) -> None:
     """Decoupled repulsion moves the heads as in fp32."""
-    flags = (*MODEL, *REPULSIVE, *NAG, *DIRECTIONS, "--lr", 0.01, "--fp16-init-scale", 4)
+    flags = (*MODEL, *REPULSIVE, *NAG, *DIRECTIONS, "--fp16-init-scale", 4)
     runner.train(translation_data, tmp_path / "start", *flags, "--lr", 0)
     runner.train(translation_data, tmp_path / "full", *flags)
     runner.train(translation_data, tmp_path / "reduced", *flags, *PRECISIONS[precision])

@@ -23,7 +23,7 @@ class RepulsiveSettings(Settings):
         "(noise, no repulsion)",
     )
     strength: float = setting(
-        0.1,
+        1.0,
         "directions: strength of the repulsion. In each update a head turns by at most the "
         "strength times the learning rate, in radians; with coupling gradient, the repulsion is at "
         "most this multiple of the head's gradient",
