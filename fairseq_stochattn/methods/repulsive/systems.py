@@ -198,7 +198,7 @@ class _Part:
             step = torch.bmm(coefficients, self._stacked(stack))
             for parameter, new in zip(stack, step, strict=True):
                 values = parameter.detach()
-                values.copy_(values + new.view_as(values))
+                values.add_(new.view_as(values))  # added in fp32, also to fp16 parameters
 
     def _stacked(self, tensors: Sequence[Tensor]) -> Tensor:
         """(S, H, d·…) in fp32 or better; a single tensor is not copied."""
