@@ -51,7 +51,7 @@ EXTRA = {
             *("deterministic", "attention_losses", "--optimizer", "repulsive"),
             *("--repulsive-rule", rule, "--repulsive-beta", 1e4),
         )
-        for rule in ("svgd", "spos", "sgld")
+        for rule in ("directions", "svgd", "spos", "sgld")
     },
     "fused_adamw": transformer("babn", "elbo", "--optimizer", "fused_adamw"),
     "babn and asa, amp": transformer("babn", "asa", "--attention", "babn,asa", "--amp"),

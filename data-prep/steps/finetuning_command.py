@@ -45,10 +45,12 @@ def parser_for(documentation: str, downloads: bool = True) -> OneLineParser:
         )
     parser.add_argument(
         "--subwords",
-        choices=subwords.PRETRAINING_KINDS,
+        choices=subwords.FINETUNING_KINDS,
         default="spm-unigram",
-        help="kind of subwords to learn: sentencepiece (spm), GPT-2's byte-level BPE, or none for "
-        "whole words; with --model-from only none has an effect; default: %(default)s",
+        help="kind of subwords to learn: sentencepiece (spm), GPT-2's byte-level BPE, or whole "
+        "words: none splits at spaces only, words also separates punctuation (Moses), as word "
+        "vectors need it; with --model-from only none and words have an effect; default: "
+        "%(default)s",
     )
     parser.add_argument(
         "--size",
@@ -108,8 +110,8 @@ def encoding_of(args: argparse.Namespace) -> Encoding:
     flags = model.get("flags", Encoding.model_flags)
     if (folder / "model.pt").is_file():
         flags += f" --finetune-from-model {shlex.quote(str(folder / 'model.pt'))}"
-    whole_words = "none" in (args.subwords, recipe.get("subwords"))
-    kind, files = ("none", []) if whole_words else find_model(folder)
+    whole = [x for x in (args.subwords, recipe.get("subwords")) if x in subwords.WHOLE_WORDS]
+    kind, files = (whole[0], []) if whole else find_model(folder)
     return Encoding(
         kind,
         args.size,

@@ -19,6 +19,8 @@ from steps.errors import PrepError
 
 KINDS = ("bpe", "spm-unigram", "spm-bpe", "none")
 PRETRAINING_KINDS = ("spm-unigram", "spm-bpe", "gpt2", "tokenizer", "none")
+FINETUNING_KINDS = (*PRETRAINING_KINDS, "words")
+WHOLE_WORDS = ("none", "words")  # no subwords: parts between spaces, or words without punctuation
 GPT2_FILES = ("encoder.json", "vocab.bpe")
 # fairseq's four special symbols, and the special symbols of BERT, RoBERTa and ELECTRA.
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
@@ -85,9 +87,9 @@ def _collapse_spaces(line: str) -> str:
 
 def model_name(kind: str) -> str | None:
     """Return the name of the file or folder that holds a model of this kind; None for words."""
-    return {"bpe": "codes", "gpt2": "gpt2", "tokenizer": "tokenizer", "none": None}.get(
-        kind, "spm.model"
-    )
+    if kind in WHOLE_WORDS:
+        return None
+    return {"bpe": "codes", "gpt2": "gpt2", "tokenizer": "tokenizer"}.get(kind, "spm.model")
 
 
 def learn(kind: str, files: Iterable[Path], size: int, model: Path, **spm: object) -> None:
@@ -164,6 +166,8 @@ def applier(kind: str, model: Path | None) -> LineFunction:
     """Return a function that splits lines into subwords and joins the subwords by spaces."""
     if kind == "none":
         return lambda lines: [_collapse_spaces(line) for line in lines]
+    if kind == "words":
+        return _split_words
     if kind == "bpe":
         from subword_nmt.apply_bpe import BPE
 
@@ -181,6 +185,14 @@ def applier(kind: str, model: Path | None) -> LineFunction:
         return apply
     processor = load_sentencepiece(model)
     return lambda lines: [" ".join(pieces) for pieces in processor.encode(lines, out_type=str)]
+
+
+def _split_words(lines: list[str]) -> list[str]:
+    """Separate words from punctuation as Moses does for English, without escaping characters."""
+    from sacremoses import MosesTokenizer
+
+    moses = MosesTokenizer(lang="en")
+    return [moses.tokenize(line.strip(), return_str=True, escape=False) for line in lines]
 
 
 def plain_pieces(pieces: str) -> list[str]:
@@ -256,7 +268,7 @@ def vocabulary(kind: str, model: Path | None) -> list[str] | None:
 
     Returns None for subword-nmt and plain words, where the training text determines the symbols.
     """
-    if kind in ("bpe", "none"):
+    if kind in ("bpe", *WHOLE_WORDS):
         return None
     if kind in ("gpt2", "tokenizer"):
         numbers = load_tokenizer(model).get_vocab()

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from processes import Clock, CommandError, lock, run_logged
 from suite import Run, Suite
 
@@ -21,6 +20,7 @@ from fairseq_stochattn.analysis.training_log import read_log
 from fairseq_stochattn.compat import load_checkpoint
 from fairseq_stochattn.core.errors import InputError
 from fairseq_stochattn.core.files import atomic_file
+from fairseq_stochattn.pretrained.average import average_checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
 _EPOCH = re.compile(r"checkpoint(\d+)\.pt")
@@ -144,7 +144,7 @@ def _train(shop: Workshop, run: Run, folder: Path) -> None:
     with atomic_file(folder / "training.json") as partial:
         partial.write_text(json.dumps(times, indent=1) + "\n", encoding="utf-8")
     # Written last: a model means that the training is complete.
-    average(chosen, folder / "model.pt")
+    average_checkpoints(chosen, folder / "model.pt")
     shutil.rmtree(checkpoints)
 
 
@@ -189,20 +189,6 @@ def scores(folder: Path) -> dict[int, float]:
 def best_epoch(scores: dict[int, float], highest: bool) -> int:
     """The epoch with the best score, the earlier one of equal epochs."""
     return min(scores, key=lambda epoch: (-scores[epoch] if highest else scores[epoch], epoch))
-
-
-def average(paths: Sequence[Path], output: Path) -> None:
-    """Write a checkpoint whose parameters are the means over several, without optimizer state."""
-    loaded = [load_checkpoint(str(path)) for path in paths]
-    result = {k: v for k, v in loaded[0].items() if k != "last_optimizer_state"}
-    result["model"] = {
-        name: torch.stack([state["model"][name].double() for state in loaded]).mean(0).to(tensor)
-        if tensor.is_floating_point()
-        else tensor
-        for name, tensor in loaded[0]["model"].items()
-    }
-    with atomic_file(output) as partial:
-        torch.save(result, partial)
 
 
 def step_seconds(log: Path) -> float | None:

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Imports a pretrained encoder, prepares a task, fine-tunes, predicts and scores:
 #   MODEL=FOLDER examples/glue/run.sh TASK [OUT] [flags for fairseq-train …]
-# TASK is a GLUE task such as MRPC, or ANLI, SNLI, PAWS, IMDb, CLINC150, CoNLL-2003 or WNUT-17 (entities), SWAG,
-# DREAM or HellaSWAG (multiple choice). MODEL is a folder in Hugging Face's layout (BERT or RoBERTa). METHOD
-# is the attention:
+# TASK is a GLUE task such as MRPC, or ANLI, SNLI, PAWS, IMDb, CLINC150, CoNLL-2003 or WNUT-17 (entities),
+# SWAG, DREAM or HellaSWAG (multiple choice). MODEL is a folder in Hugging Face's layout (BERT, RoBERTa or ELECTRA).
+# BACKBONE=electra builds ELECTRA instead of RoBERTa, by default in its small size; SIZE=base for the base
+# size. A model that was pre-trained here takes the place of MODEL: CHECKPOINT=FILE, and DATA=FOLDER, the
+# data it was pre-trained on, whose subwords are used. METHOD is the attention:
 #   deterministic    the default; CRITERION=freelb or smart trains it adversarially
 #   babn, bam        Bayesian attention
 #   alignment        with ALIGNMENT=gan, ot or ct (default)
@@ -34,7 +36,12 @@ if [ -n "${SEEDS:-}" ]; then
   exit
 fi
 METHOD=${METHOD:-deterministic} PRESET=${PRESET:-small} ALIGNMENT=${ALIGNMENT:-ct}
-CRITERION=${CRITERION:-}
+CRITERION=${CRITERION:-} BACKBONE=${BACKBONE:-roberta} CHECKPOINT=${CHECKPOINT:-}
+case $BACKBONE in
+  roberta) SIZE=${SIZE:-} ;;
+  electra) SIZE=${SIZE:-small} ;;
+  *) echo "BACKBONE=$BACKBONE is unknown: use roberta or electra" >&2; exit 1 ;;
+esac
 NAME=${NAME:-${CRITERION:-$METHOD}}
 
 prepare=(prepare_glue.py --task "$task") kind=sentence_prediction
@@ -75,25 +82,33 @@ fi
 device=(); python3 -c 'import torch, sys; sys.exit(torch.cuda.is_available())' && device=(--cpu)
 
 mkdir -p "$out"
-imported=$out/imported
-[ -f "$imported/model.pt" ] ||
-  stochattn-import "${MODEL:?"set MODEL to the folder of an encoder"}" "$imported" --arch roberta_deterministic
+imported=$out/imported start=$out/imported/model.pt
+if [ -n "$CHECKPOINT" ]; then
+  imported=${DATA:?"CHECKPOINT needs DATA, the folder of the data it was pre-trained on"} start=$CHECKPOINT
+elif [ ! -f "$start" ]; then
+  stochattn-import "${MODEL:?"set MODEL to the folder of an encoder"}" "$imported" --arch "${BACKBONE}_deterministic"
+fi
 python3 "$root/data-prep/${prepare[0]}" "${prepare[@]:1}" --out "$out/$task/data" \
   --model-from "$imported" ${CORPUS:+--from "$CORPUS"} ${LENGTH:+--max-length "$LENGTH"}
-# The flags of the model are in the manifest of the import; the arch comes from METHOD.
-read -ra model <<< "$(python3 -c '
+# The flags of the model are in the manifest of the import; the arch comes from METHOD. A model that was
+# pre-trained here has the sizes of its arch, and those after OUT.
+model=() separator=()
+if [ -z "$CHECKPOINT" ]; then
+  read -ra model <<< "$(python3 -c '
 import json, sys
 print(json.load(open(sys.argv[1]))["model"]["flags"])' "$imported/manifest.json")"
-separator=(); python3 -c '
+  python3 -c '
 import json, sys
 sys.exit(not json.load(open(sys.argv[1]))["model"]["two_separators"])' "$imported/manifest.json" &&
-  separator=(--separator-token 2)
+    separator=(--separator-token 2)
+  SIZE=  # its flags contain all sizes
+fi
 shape=(--num-classes "$classes") batches=
 [ $kind != sentence_prediction ] || batches=_by_length  # batches of similar length have less padding
 [ $kind != token_tagging ] || shape=() separator=() report=(--best-checkpoint-metric f1)
 run=$out/$task/$NAME
 fairseq-train "$out/$task/data" "${model[@]}" --user-dir "$root/fairseq_stochattn" \
-  --arch "roberta_$METHOD" --finetune-from-model "$imported/model.pt" --task "$kind$batches" \
+  --arch "${BACKBONE}_$METHOD${SIZE:+_$SIZE}" --finetune-from-model "$start" --task "$kind$batches" \
   "${shape[@]}" --init-token 0 "${separator[@]}" "${objective[@]}" "${report[@]}" \
   --maximize-best-checkpoint-metric --optimizer adam --adam-betas "(0.9, 0.98)" --adam-eps 1e-6 \
   --weight-decay 0.01 --clip-norm 1 --pooler-dropout 0.1 --batch-size "$BATCH" --lr "$LR" \

@@ -5,20 +5,22 @@
 #   plain         fairseq's own model; CRITERION=freelb or smart trains it adversarially
 #   babn, bam     Bayesian attention; translates with samples
 #   alignment     with ALIGNMENT=gan, ot or ct (default); none measures the same without aligning
-#   repulsive     fairseq's own model with the repulsive optimizer; RULE=svgd (default), spos or sgld
+#   repulsive     fairseq's own model with the repulsive optimizer; RULE=directions (default), svgd (the
+#                 paper's rule), spos or sgld
 #   disagreement  the baseline of repulsive: the cosine of head outputs as a regulariser
 #   asa           adversarial masks; TAU is the weight of the penalty on masks
 #   bernoulli, scheduled, magnitude  the same with masks that are not learned
 # CORPUS=FOLDER reads the files of the corpus from there instead of downloading them. NAME is the name
-# of the run, by default the method. Existing data is reused; an interrupted training continues.
+# of the run, by default the method. AVERAGE=N translates with the mean of the last N epochs' parameters
+# instead of the best epoch's. Existing data is reused; an interrupted training continues.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 config=${1:?"which configuration? one of: $(cd "$here/configs" && ls | sed 's/\.sh$//' | tr '\n' ' ')"}
 out=${2:-runs/$config}
 shift $(($# < 2 ? $# : 2))
-METHOD=${METHOD:-plain} ALIGNMENT=${ALIGNMENT:-ct} RULE=${RULE:-svgd}
-CRITERION=${CRITERION:-}
+METHOD=${METHOD:-plain} ALIGNMENT=${ALIGNMENT:-ct} RULE=${RULE:-directions}
+CRITERION=${CRITERION:-} AVERAGE=${AVERAGE:-0}
 NAME=${NAME:-${CRITERION:-$METHOD}}
 
 # transformer iwslt_de_en → transformer_babn_iwslt_de_en, or fairseq's own arch.
@@ -44,7 +46,7 @@ case $METHOD in
       objective=(--criterion alignment --alignment ot --alignment-weight 0 --alignment-log-mmd)
     fi ;;
   # Comes after the configuration's --optimizer and overrides it; the base keeps its flags.
-  # App. B.2: ε 0.1, weight 0.01 (the defaults).
+  # App. B.2, for RULE=svgd: ε 0.1, weight 0.01 (the defaults).
   repulsive) objective+=(--optimizer repulsive --repulsive-rule "$RULE") ;;
   disagreement) objective=(--criterion head_diversity --diversity disagreement --log-dist) ;;
   asa) objective=(--criterion asa --asa-tau "${TAU:-0.3}") ;;
@@ -54,15 +56,24 @@ esac
 if [ -n "$CRITERION" ] && [ "$METHOD" != plain ]; then
   echo "CRITERION=$CRITERION needs METHOD=plain: METHOD=$METHOD sets its own criterion" >&2; exit 1
 fi
+epochs=(--no-epoch-checkpoints)
+[ "$AVERAGE" = 0 ] || epochs=(--keep-last-epochs "$AVERAGE")
 device=(); python3 -c 'import torch, sys; sys.exit(torch.cuda.is_available())' && device=(--cpu)
 
 mkdir -p "$out"
 python3 "$root/data-prep/${PREPARE[0]}" --out "$out/data" ${CORPUS:+--from "$CORPUS"} "${PREPARE[@]:1}"
 fairseq-train "$out/data" "${user[@]}" "${TRAIN[@]}" "${objective[@]}" "${device[@]}" \
-  --save-dir "$out/$NAME" --no-epoch-checkpoints --log-format simple --log-interval 50 \
+  --save-dir "$out/$NAME" "${epochs[@]}" --log-format simple --log-interval 50 \
   --tensorboard-logdir "$out/$NAME/tensorboard" "$@" 2>&1 | tee -a "$out/$NAME.train.log"
+checkpoint=$out/$NAME/checkpoint_best.pt
+if [ "$AVERAGE" != 0 ]; then
+  checkpoint=$out/$NAME/checkpoint_average.pt
+  # shellcheck disable=SC2012  # the names of checkpoints have no special characters
+  ls "$out/$NAME" | grep -E '^checkpoint[0-9]+\.pt$' | sort -V | tail -n "$AVERAGE" | sed "s|^|$out/$NAME/|" |
+    xargs -d '\n' python3 -m fairseq_stochattn.pretrained.average "$checkpoint"
+fi
 $generate "$out/data" "${user[@]}" "${samples[@]}" "${GENERATE[@]}" "${device[@]}" \
-  --path "$out/$NAME/checkpoint_best.pt" --remove-bpe --source-lang "$SOURCE" \
+  --path "$checkpoint" --remove-bpe --source-lang "$SOURCE" \
   --target-lang "$TARGET" > "$out/$NAME.test.txt" 2> "$out/$NAME.test.log"
 for letter in D T; do  # tokenised text, then plain text
   column=$([ $letter = D ] && echo 3 || echo 2)

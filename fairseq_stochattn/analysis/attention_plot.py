@@ -17,7 +17,7 @@ from ..core.selection import parse_heads
 from ..uncertainty.sampling import is_random
 from .evaluation import Evaluation
 from .sentences import Sentence
-from .weights import find_attention, sample_weights
+from .weights import find_attention, is_pooling, sample_weights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +71,7 @@ def attention_maps(
     cross-attention. ``heads`` is ``mean`` for the mean over heads, or a selection in the format of
     ``parse_heads``.
     """
-    groups = find_attention(evaluation.model)
+    groups = find_attention(evaluation.model, pooling=True)
     if sites is None:
         present = [group.site for group in groups]
         sites = "cross" if "cross" in present else present[0]
@@ -97,6 +97,9 @@ def attention_maps(
             rows = [(head, f"head {head}") for head in chosen[group.name]]
         mean = drawn.mean().numpy()
         ratio = drawn.ratio(unnormalised).numpy() if random else None
+        if is_pooling(group):
+            maps.append(_pooling_map(place, keys, mean[[row for row, _ in rows], 0], rows))
+            continue
         maps += [
             AttentionMap(
                 title=f"{place}, {name}",
@@ -110,6 +113,21 @@ def attention_maps(
             for head, name in rows
         ]
     return maps
+
+
+def _pooling_map(
+    place: str, keys: list[str], mean: np.ndarray, rows: Sequence[tuple[int, str]]
+) -> AttentionMap:
+    """The weights (H, S) of heads that attend once per sentence: one row per head (Fig. 1)."""
+    return AttentionMap(
+        title=f"{place}, one row per head",
+        site="pooling",
+        queries=[name for _, name in rows],
+        keys=keys,
+        mean=mean,
+        ratio=None,
+        of="the weight",
+    )
 
 
 def attention_figure(maps: Sequence[AttentionMap], title: str) -> Figure:
@@ -154,7 +172,8 @@ def _draw(ax: Axes, heatmap: AttentionMap, grid: np.ndarray, what: str, colours:
     ax.set_yticks(range(len(heatmap.queries)), map(_tick_label, heatmap.queries), fontsize=8)
     ax.tick_params(length=0)
     ax.set_xlabel("key: token read" if heatmap.site == "decoder" else "key")
-    ax.set_ylabel("query" if heatmap.site == "encoder" else "query: token to write")
+    labels = {"encoder": "query", "pooling": ""}
+    ax.set_ylabel(labels.get(heatmap.site, "query: token to write"))
     place = heatmap.title.replace(", layer", "\nlayer")
     ax.set_title(f"{place}\n{what}")
     for spine in ax.spines.values():

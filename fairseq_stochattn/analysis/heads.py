@@ -17,8 +17,10 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from fairseq.models.lstm import LSTMDecoder
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules import MultiheadAttention
@@ -27,7 +29,7 @@ from torch import Tensor, nn
 from ..core.errors import InputError
 from ..core.head_hooks import HasHeadHooks, HeadOutputs, hook_heads
 from ..core.heads import HeadGroup
-from ..methods.head_diversity import mean_distance
+from ..methods.repulsive.meter import feature_meters, feature_sums, head_cosine, systems_of
 from ..models.adapters import install_methods
 
 _PLAIN = Namespace(attention="deterministic", attention_sites="all", attention_layers="all")
@@ -109,20 +111,28 @@ def masked_head(group: HeadGroup, head: int) -> Iterator[None]:
         handle.remove()
 
 
-def head_distances(
-    groups: Sequence[HeadGroup], forward: Callable[[], object]
-) -> list[float | None]:
-    """Dist of every group: the mean of ‖Z_i − Z_j‖ over all pairs of heads and all tokens.
+@dataclass(frozen=True)
+class HeadDiversityMeasures:
+    """How different the heads of one attention module are; None if it has a single head."""
 
-    ``forward`` runs the model on the data; only non-padding tokens are measured. Dist is None for
-    groups with a single head.
+    dist: float | None = None  # the mean of ‖Z_i − Z_j‖ over all pairs of heads and all tokens
+    dist_over_norm: float | None = None  # Dist over the mean of ‖Z_i‖
+    feature_cosine: float | None = None  # the mean cosine of Z_i and Z_j
+    head_cosine: float | None = None  # the mean cosine of the weights of two heads
+
+
+def head_diversities(
+    groups: Sequence[HeadGroup], forward: Callable[[], object]
+) -> list[HeadDiversityMeasures]:
+    """The diversity of the heads of every group.
+
+    ``forward`` runs the model on the data; only non-padding tokens are measured.
     """
-    totals, tokens = [0.0] * len(groups), [0] * len(groups)
+    totals = [torch.zeros(4, dtype=torch.double) for _ in groups]
 
     def record_for(index: int) -> Callable[[Tensor], None]:
         def record(z: Tensor) -> None:
-            totals[index] += mean_distance(z).double().sum().item()
-            tokens[index] += len(z)
+            totals[index] += feature_sums(z.double()).cpu()
 
         return record
 
@@ -131,7 +141,26 @@ def head_distances(
             if group.num_heads > 1:
                 hooks.enter_context(recorded_heads(group, record_for(index)))
         forward()
-    return [total / count if count else None for total, count in zip(totals, tokens, strict=True)]
+    return [_measures(group, sums) for group, sums in zip(groups, totals, strict=True)]
+
+
+def _measures(group: HeadGroup, sums: Tensor) -> HeadDiversityMeasures:
+    if not sums[3]:
+        return HeadDiversityMeasures()
+    meters, cosine = feature_meters(sums), head_cosine(systems_of([group]))
+    return HeadDiversityMeasures(
+        dist=(sums[1] / sums[3]).item(),
+        dist_over_norm=meters.dist_over_norm.item(),
+        feature_cosine=meters.feature_cosine.item(),
+        head_cosine=None if cosine is None else cosine.item(),
+    )
+
+
+def head_distances(
+    groups: Sequence[HeadGroup], forward: Callable[[], object]
+) -> list[float | None]:
+    """Dist of every group (``head_diversities``); None for groups with a single head."""
+    return [measures.dist for measures in head_diversities(groups, forward)]
 
 
 def head_importances(

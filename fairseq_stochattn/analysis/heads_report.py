@@ -9,6 +9,8 @@ from typing import Any
 
 from .json_shape import ShapeError, integer, list_of, number, optional, read_shaped, table, text
 
+DIVERSITY = ("dist_over_norm", "feature_cosine", "head_cosine")  # measures of a layer besides Dist
+
 
 @dataclass(frozen=True)
 class LayerReport:
@@ -19,6 +21,10 @@ class LayerReport:
     name: str  # the module's name in the model
     dist: float | None  # None if the module has a single head
     importance: list[float]  # one per head
+    # None also if the file was written before these measures existed.
+    dist_over_norm: float | None = None
+    feature_cosine: float | None = None
+    head_cosine: float | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,12 @@ class HeadReport:
 
     def dist(self, site: str | None = None) -> float | None:
         """Dist, averaged over the layers of one site or of all sites."""
-        values = [x.dist for x in self.layers if site in (None, x.site) and x.dist is not None]
+        return self.mean("dist", site)
+
+    def mean(self, measure: str, site: str | None = None) -> float | None:
+        """A measure of the layers, averaged over the layers of one site or of all sites."""
+        values = [getattr(x, measure) for x in self.layers if site in (None, x.site)]
+        values = [value for value in values if value is not None]
         return sum(values) / len(values) if values else None
 
     def harmless(self, tolerance: float) -> int:
@@ -62,6 +73,7 @@ def as_json(reports: Sequence[HeadReport], tolerance: float, **origin: Any) -> d
         {
             **asdict(report),
             "dist": report.dist(),
+            **{measure: report.mean(measure) for measure in DIVERSITY},
             "dist_by_site": {site: report.dist(site) for site in report.sites},
             "heads": len(report.importances),
             "harmless_heads": report.harmless(tolerance),
@@ -78,7 +90,9 @@ def from_json(content: dict[str, Any]) -> list[HeadReport]:
             **{
                 **{entry.name: model[entry.name] for entry in fields(HeadReport)},
                 "layers": [
-                    LayerReport(**{entry.name: layer[entry.name] for entry in fields(LayerReport)})
+                    LayerReport(
+                        **{x.name: layer[x.name] for x in fields(LayerReport) if x.name in layer}
+                    )
                     for layer in model["layers"]
                 ],
             }
@@ -94,7 +108,8 @@ _LAYER = table(
         "name": text,
         "dist": optional(number),
         "importance": list_of(number, least=1),
-    }
+    },
+    dict.fromkeys(DIVERSITY, optional(number)),
 )
 _MODEL = table(
     {
@@ -133,13 +148,16 @@ def as_table(reports: Sequence[HeadReport], tolerance: float) -> str:
     places = dict.fromkeys((x.site, x.layer) for report in reports for x in report.layers)
     head = "".join(f"{f'head {i}':>10}" for i in range(width))
     lines = [f"importance of a head: {reports[0].effect} when it is masked", ""]
-    lines.append(f"{'site':<8}{'layer':>6}{'':>3}{'Dist':>10}{head}")
+    measures = f"{'Dist':>10}{'Dist/norm':>10}{'cos(Z)':>10}{'cos(W)':>10}"
+    lines.append(f"{'site':<8}{'layer':>6}{'':>3}{measures}{head}")
     for site, layer in places:
         for label, report in zip(labels, reports, strict=True):
             for entry in report.layers:
                 if (entry.site, entry.layer) == (site, layer):
                     values = "".join(f"{value:>+10.4f}" for value in entry.importance)
-                    lines.append(f"{site:<8}{layer:>6}{label:>3}{_number(entry.dist):>10}{values}")
+                    found = [entry.dist, *(getattr(entry, name) for name in DIVERSITY)]
+                    diversity = "".join(f"{_number(value):>10}" for value in found)
+                    lines.append(f"{site:<8}{layer:>6}{label:>3}{diversity}{values}")
     lines.append("")
     for label, report in zip(labels, reports, strict=True):
         lines += _summary(f"{label} {report.checkpoint}".strip(), report, tolerance)
@@ -160,6 +178,9 @@ def _summary(title: str, report: HeadReport, tolerance: float) -> list[str]:
     return [
         f"{title}: {score}, {report.sentences} sentences",
         f"  Dist {_number(report.dist())} ({by_site})",
+        f"  Dist/norm {_number(report.mean('dist_over_norm'))}, cosine of features "
+        f"{_number(report.mean('feature_cosine'))}, cosine of parameters "
+        f"{_number(report.mean('head_cosine'))}",
         f"  {harmless} of {count} heads ({harmless / count:.0%}) cost {cost} when masked alone",
         f"  most important: {where} ({most:+.4f})",
     ]

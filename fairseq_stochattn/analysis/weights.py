@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..core.additive_attention import AdditiveAttention
 from ..core.errors import InputError
 from ..core.head_hooks import HeadOutputs, hook_heads
 from ..core.heads import HeadGroup, find_heads
@@ -62,9 +63,21 @@ class WeightSamples:
         return WeightSamples(self.weights.mean(dim=1, keepdim=True), None)
 
 
-def find_attention(model: nn.Module) -> list[HeadGroup]:
-    """All modules in which queries attend to keys. The attention of an LSTM has a single head."""
-    groups = [group for group in find_heads(model) if hasattr(group.module, "attention_methods")]
+def is_pooling(group: HeadGroup) -> bool:
+    """Whether each head attends once per sentence, as in the self-attentive classifier."""
+    return isinstance(group.module, AdditiveAttention)
+
+
+def find_attention(model: nn.Module, pooling: bool = False) -> list[HeadGroup]:
+    """All modules in which queries attend to keys. The attention of an LSTM has a single head.
+
+    With ``pooling``, also modules whose heads attend once per sentence and have no queries.
+    """
+    groups = [
+        group
+        for group in find_heads(model)
+        if hasattr(group.module, "attention_methods") or (pooling and is_pooling(group))
+    ]
     recurrent = [
         HeadGroup(name, module, "cross", 0, 1, {})
         for name, module in model.named_modules()
@@ -96,14 +109,21 @@ def sample_weights(
                 logs.append(out)
 
             hooks.enter_context(hook_heads([group.module], keep_weights))
-            for method in list(group.module.attention_methods.values())[-1:]:
+            methods = getattr(group.module, "attention_methods", {})
+            for method in list(methods.values())[-1:]:
                 hooks.callback(method.register_forward_hook(keep_log).remove)
         hooks.enter_context(sampled_attention([model]) if random else nullcontext())
-        model(**sentence.copies(samples if random else 1))
+        copies = samples if random else 1
+        model(**sentence.copies(copies))
     return [
-        WeightSamples(_concatenate(weights), _concatenate(logs))
+        WeightSamples(_joined_pairs(_concatenate(weights), copies), _concatenate(logs))
         for weights, logs in zip(all_weights, all_logs, strict=True)
     ]
+
+
+def _joined_pairs(weights: Tensor, copies: int) -> Tensor:
+    """(K, H, T, S); a classifier of pairs has 2K rows, in which the other sentence has weight 0."""
+    return weights if len(weights) == copies else weights.unflatten(0, (2, copies)).sum(dim=0)
 
 
 def _concatenate(calls: Sequence[Tensor]) -> Tensor | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tqdm import tqdm
 
 from ..analysis.drawing import require_drawable
 from ..analysis.evaluation import Evaluation
-from ..analysis.heads import head_distances, head_importances, show_heads
+from ..analysis.heads import head_diversities, head_importances, show_heads
 from ..analysis.heads_plot import draw
 from ..analysis.heads_report import HeadReport, LayerReport, as_json, as_table
 from ..analysis.loading import DataSelection, warnings_only
@@ -66,7 +67,7 @@ def measure(checkpoint: Path, selection: DataSelection, args: argparse.Namespace
     groups = find_heads(show_heads(evaluation.model))
     groups = select_heads(groups, args.sites, args.layers, names=("--sites", "--layers"))
     score, full_score, signature = _scoring(evaluation, args)
-    distances = head_distances(groups, evaluation.loss)
+    diversities = head_diversities(groups, evaluation.loss)
     progress = partial(tqdm, desc=f"masking heads of {checkpoint.name}", unit="head", mininterval=1)
     importances = head_importances(groups, score, full_score, progress)
     by_bleu = args.metric == "bleu"
@@ -78,8 +79,10 @@ def measure(checkpoint: Path, selection: DataSelection, args: argparse.Namespace
         score=full_score if by_bleu else -full_score,
         signature=signature,
         layers=[
-            LayerReport(group.site, group.layer, group.name, distance, importance)
-            for group, distance, importance in zip(groups, distances, importances, strict=True)
+            LayerReport(
+                group.site, group.layer, group.name, importance=importance, **asdict(diversity)
+            )
+            for group, diversity, importance in zip(groups, diversities, importances, strict=True)
         ],
     )
 

@@ -5,14 +5,16 @@ Example: ``--criterion head_diversity --diversity disagreement --diversity-weigh
 The penalties are in methods/head_diversity.py. They are averaged over pairs of heads, non-padding
 tokens (sentences, if a head attends once per sentence) and layers. Logged: the penalty under its
 name, ``<name>_weight``, ``objective``, ``dist`` with ``--log-dist``, and every ``--meter-interval``
-updates the meters of methods/repulsive/meter.py. The former name of this criterion, ``repulsive``,
-still works.
+updates the meters of methods/repulsive/meter.py, on average and per layer. The former name of this
+criterion, ``repulsive``, still works.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +27,13 @@ from ..core.heads import HeadGroup, find_heads, select_heads
 from ..core.losses import NamedLoss
 from ..core.meters import meters_wanted
 from ..methods.head_diversity import HeadDiversity, diversity_losses, parameter_cosine
-from ..methods.repulsive.meter import feature_meters, feature_sums, head_cosine, systems_of
+from ..methods.repulsive.meter import (
+    feature_meters,
+    feature_sums,
+    head_cosine,
+    layer_cosines,
+    systems_of,
+)
 from ..models.method_flags import settings_flags, settings_from
 from .attention_losses import AttentionLosses, wrapping_config
 
@@ -51,7 +59,7 @@ class HeadDiversityCriterion(AttentionLosses):
         self.terms = []
         learning = torch.is_grad_enabled()
 
-        def hook(heads: HeadOutputs) -> None:
+        def hook(layer: str, heads: HeadOutputs) -> None:
             if learning and not torch.is_grad_enabled():
                 raise UsageError(
                     "--checkpoint-activations hides the heads from --criterion head_diversity; "
@@ -61,9 +69,15 @@ class HeadDiversityCriterion(AttentionLosses):
             if meters_wanted():
                 keep = None if heads.padding is None else ~heads.padding
                 sums = feature_sums(heads.outputs.transpose(1, 2), keep)
-                self.terms += as_terms(feature_meters(sums)._asdict())
+                meters = feature_meters(sums)._asdict()
+                self.terms += as_terms(meters)
+                dist = {f"dist_{layer}": sums[1] / sums[3].clamp(min=1)}
+                self.terms += as_terms({f"{k}_{layer}": v for k, v in meters.items()} | dist)
 
-        with hook_heads(self.hooked_modules(model), hook):
+        with ExitStack() as hooks:
+            for group in self.hooked_groups(model):
+                layer = f"{group.site}_{group.layer}"
+                hooks.enter_context(hook_heads([group.module], partial(hook, layer)))
             return super().forward(model, sample, reduce)
 
     def groups(self, model: nn.Module) -> list[HeadGroup]:
@@ -77,20 +91,21 @@ class HeadDiversityCriterion(AttentionLosses):
                 raise UsageError(f"--criterion head_diversity: {group.name} has only one head")
         return groups
 
-    def hooked_modules(self, model: nn.Module) -> list[HasHeadHooks]:
+    def hooked_groups(self, model: nn.Module) -> list[HeadGroup]:
         """The attention modules whose head outputs or weights are needed."""
         kind = self.diversity.kind
-        modules = [group.module for group in self.groups(model)]
+        groups = self.groups(model)
+        shown = [group for group in groups if isinstance(group.module, HasHeadHooks)]
         if kind == "cosine" and not self.diversity.log_dist:
             # In training a hook would keep a fused kernel from being used.
-            return [] if model.training else [x for x in modules if isinstance(x, HasHeadHooks)]
-        if not all(isinstance(module, HasHeadHooks) for module in modules):
+            return [] if model.training else shown
+        if len(shown) < len(groups):
             need = "--log-dist" if kind == "cosine" else f"--diversity {kind}"
             raise UsageError(
                 f"{need}: fairseq's own attention does not expose its heads; use an arch of this "
                 "package, e.g. transformer_deterministic instead of transformer (same weights)"
             )
-        return modules
+        return groups
 
     def losses_of(self, model: nn.Module) -> Iterator[tuple[str, NamedLoss]]:
         yield from super().losses_of(model)
@@ -100,8 +115,16 @@ class HeadDiversityCriterion(AttentionLosses):
             value = parameter_cosine(self.groups(model))
             yield "cosine", NamedLoss(value, self.diversity.weight, "layer_mean")
         if self.meters_due(model):
-            cosine = head_cosine(systems_of(self.groups(model)))
+            groups = self.groups(model)
+            cosine = head_cosine(systems_of(groups))
             yield from as_terms({} if cosine is None else {"head_cosine": cosine})
+            systems = [
+                (f"{group.site}_{group.layer}", group.num_heads, parts)
+                for group in groups
+                for parts in group.parameters.values()
+            ]
+            for layer, value in layer_cosines(systems).items():
+                yield from as_terms({f"head_cosine_{layer}": value})
 
 
 def as_terms(meters: Mapping[str, Tensor]) -> list[tuple[str, NamedLoss]]:

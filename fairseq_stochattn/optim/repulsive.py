@@ -1,13 +1,14 @@
 """``--optimizer repulsive``: repulsive attention (An et al. 2020) around any fairseq optimizer.
 
-Example: ``--optimizer repulsive --repulsive-base adam --repulsive-rule svgd``, with any arch that
-has attention heads. Algorithm 1: the gradients of the heads are replaced by −εφ, where the chosen
-rule gives the direction φ (methods/repulsive). All other gradients stay as they are, and the base
-optimizer takes its step.
+Example: ``--optimizer repulsive --repulsive-base adam``, with any arch that has attention heads.
+The rule ``directions`` turns the heads away from each other before the base optimizer takes its
+step. The rules of the paper (Algorithm 1) replace the gradients of the heads by −εφ. The
+mathematics is in methods/repulsive. All other parameters and gradients stay as they are.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,12 +20,21 @@ from torch import Tensor, nn
 
 from ..compat import UsageError, exit_on_bad_input
 from ..core.meters import MeterSettings
-from ..methods.repulsive.meter import head_cosine
-from ..methods.repulsive.optimizer import RepulsiveSettings, redirect_gradients
-from ..methods.repulsive.systems import System, find_systems
+from ..methods.repulsive.meter import head_cosine, layer_cosines
+from ..methods.repulsive.optimizer import (
+    learning_rates,
+    redirect_gradients,
+    small_gradients,
+    systems_for,
+    turn_decoupled,
+)
+from ..methods.repulsive.settings import RepulsiveSettings
+from ..methods.repulsive.systems import System
 from ..models.config import join_configs
 from ..models.method_flags import settings_flags, settings_from
 from .base_optimizers import base_class, base_config, with_base_flags
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -51,6 +61,7 @@ class Repulsive(FairseqOptimizer):
         self.settings = settings_from(RepulsiveSettings, config)
         self.meters = settings_from(MeterSettings, config)
         self.systems: list[System] | None = None
+        self._warned = False
 
     @classmethod
     def build_optimizer(cls, config: Any, params: Any) -> Repulsive:
@@ -99,9 +110,8 @@ class Repulsive(FairseqOptimizer):
         its fp32 copy. ``unscale`` removes the loss scale from the gradients, and returns the factor
         by which fairseq's fp16 wrapper will still multiply the norm of the gradients.
         """
-        chosen = (self.settings.sites, self.settings.layers, self.settings.projections)
         with exit_on_bad_input():
-            self.systems = find_systems(model, held, *chosen, prefix="--repulsive-")
+            self.systems = systems_for(model, held, self.settings, prefix="--repulsive-")
         self.seed, self.num_updates, self.unscale = seed, num_updates, unscale
 
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Any = None) -> Tensor:
@@ -114,8 +124,18 @@ class Repulsive(FairseqOptimizer):
         if self.systems is not None:
             factor = self.unscale()
             redirect_gradients(self.systems, self.settings, self.seed, self.num_updates())
+            self._warn_once()
             self._log_meters()
         return super().clip_grad_norm(max_norm, aggregate_norm_fn) / factor
+
+    def _warn_once(self) -> None:
+        """Log a warning, once, if the gradients of the heads are near the base optimizer's eps."""
+        if not self._warned:
+            eps = self.param_groups[0].get("eps")
+            text = small_gradients(self.systems, self.settings, eps, self.num_updates())
+            if text is not None:
+                logger.warning(text)
+                self._warned = True
 
     def _log_meters(self) -> None:
         """Log the cosine of the heads; not left to the criterion, which may be fairseq's own."""
@@ -123,6 +143,9 @@ class Repulsive(FairseqOptimizer):
             cosine = head_cosine([(system.num_heads, system.parts) for system in self.systems])
             if cosine is not None:
                 metrics.log_scalar("head_cosine", cosine, round=4)
+            systems = [(x.layer_name, x.num_heads, x.parts) for x in self.systems]
+            for layer, value in layer_cosines(systems).items():
+                metrics.log_scalar(f"head_cosine_{layer}", value, priority=200, round=4)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         if self.systems is None:
@@ -130,6 +153,8 @@ class Repulsive(FairseqOptimizer):
                 "--optimizer repulsive has no access to the model: it works only within fairseq's "
                 "Trainer, and not as a part of --optimizer composite"
             )
+        rate = learning_rates(self.param_groups)
+        turn_decoupled(self.systems, self.settings, self.num_updates(), rate)
         super().step(*args, **kwargs)
 
     @property

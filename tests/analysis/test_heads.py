@@ -15,6 +15,7 @@ import zoo
 from fairseq_stochattn.analysis.evaluation import Evaluation
 from fairseq_stochattn.analysis.heads import (
     head_distances,
+    head_diversities,
     head_importances,
     masked_head,
     show_heads,
@@ -94,6 +95,23 @@ def test_show_heads_changes_no_output(backbone: str) -> None:
     plain, shown = build(backbone), show_heads(build(backbone))
     torch.testing.assert_close(run(shown, backbone), run(plain, backbone), rtol=0, atol=1e-6)
     assert list(shown.state_dict()) == list(plain.state_dict())
+
+
+def test_lengths_change_dist_but_not_dist_over_norm() -> None:
+    """Values that are twice as long double Dist; Dist over norm and both cosines stay."""
+    found = []
+    for factor in (1.0, 2.0):
+        model = show_heads(build("roberta"))
+        with torch.no_grad():
+            group = find_heads(model)[0]  # the inputs of later layers change
+            group.module.v_proj.weight *= factor
+            group.module.v_proj.bias *= factor
+            found += head_diversities([group], lambda model=model: run(model, "roberta"))
+    one, two = found
+    assert two.dist == pytest.approx(2 * one.dist, rel=1e-6)
+    for name in ("dist_over_norm", "feature_cosine", "head_cosine"):
+        assert getattr(two, name) == pytest.approx(getattr(one, name), rel=1e-6)
+        assert getattr(one, name) != 0
 
 
 def test_dist_of_a_single_head_is_none() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import zoo
+from fairseq_stochattn.analysis.attention_plot import attention_maps
 from fairseq_stochattn.analysis.heads import show_heads
 from fairseq_stochattn.analysis.sentences import Sentence
 from fairseq_stochattn.analysis.weights import WeightSamples, find_attention, sample_weights
+from fairseq_stochattn.core.errors import InputError
 from fairseq_stochattn.core.head_hooks import hook_heads
 from fairseq_stochattn.uncertainty.sampling import sampled_attention
 
@@ -133,3 +137,23 @@ def test_unnormalised_ratio_does_not_overflow() -> None:
     drawn = WeightSamples(torch.ones(2, 1, 1, 1).double(), log_s)
     s = torch.tensor([1.0, math.e]).double()
     assert drawn.ratio(unnormalised=True).item() == pytest.approx((s.std() / s.mean()).item())
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_weights_of_the_self_attentive_classifier(pairs: bool) -> None:
+    """One row per head; in a pair, the weights of each sentence add up to 1."""
+    model = zoo.classifier(sentence_pairs=pairs).eval()
+    tokens = torch.cat(zoo.sentences(9, 7)) if pairs else zoo.sentences(9)[0]
+    source = list(map(str, tokens.tolist()))
+    text = Sentence("", {"src_tokens": tokens[None]}, source, [], [])
+    groups = find_attention(model, pooling=True)
+    (drawn,) = sample_weights(model, text, groups, samples=5)
+    expected = model(tokens[None])[1]["attention"].sum(dim=0)  # (M, n)
+    torch.testing.assert_close(drawn.mean()[:, 0].float(), expected)
+    sums = drawn.mean().sum(dim=(1, 2))
+    torch.testing.assert_close(sums, torch.full_like(sums, 2.0 if pairs else 1.0))
+    maps = attention_maps(SimpleNamespace(model=model), text, heads="0,2")
+    assert [x.queries for x in maps] == [["head 0", "head 2"]]
+    assert np.allclose(maps[0].mean, expected[[0, 2]].detach().numpy())
+    with pytest.raises(InputError, match="no queries attend to keys"):
+        find_attention(model)

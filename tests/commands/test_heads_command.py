@@ -14,6 +14,7 @@ from matplotlib import image as pictures
 import runner
 import sizes
 from fairseq_stochattn.analysis.evaluation import Evaluation
+from fairseq_stochattn.analysis.heads_report import DIVERSITY
 from fairseq_stochattn.analysis.loading import DataSelection
 from fairseq_stochattn.commands import heads as heads_command
 from fairseq_stochattn.compat import UsageError
@@ -104,7 +105,9 @@ def test_loss_equals_the_validation_loss_of_fairseq(
     assert model["sentences"] > 0
     layers = model["layers"]
     assert [(x["site"], x["layer"]) for x in layers] == [(s, i) for s in sites for i in (0, 1)]
-    assert all(set(x) == {"site", "layer", "name", "dist", "importance"} for x in layers)
+    assert all(
+        set(x) == {"site", "layer", "name", "dist", "importance", *DIVERSITY} for x in layers
+    )
     importances = [value for layer in layers for value in layer["importance"]]
     assert len(importances) == model["heads"] == 4 * len(sites)
     assert any(importances)
@@ -146,7 +149,7 @@ def test_two_models_are_compared(
     table = capsys.readouterr().out
     importance = first["layers"][0]["importance"][1]
     assert re.search(rf"^encoder +0  A +[\d.]+ .*\{importance:+.4f}$", table, re.MULTILINE)
-    assert re.search(r"^encoder +0  B +[\d.]+ +\+0\.0000 ", table, re.MULTILINE)
+    assert re.search(r"^encoder +0  B +([\d.-]+ +){4}\+0\.0000 ", table, re.MULTILINE)
     assert f"B {other}: loss {second['score']:.4f} bits per target, 40 sentences" in table
     assert "1 of 8 heads (12%) cost nothing when masked alone" in table
 

@@ -99,7 +99,7 @@ def test_repulsion_changes_only_heads_and_keeps_the_base_optimizer(converted: bo
             sa.convert(model, sa.Deterministic()).eval()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         if weight is not None:
-            optimizer = sa.Repulsive(optimizer, model, weight=weight, epsilon=1.0)
+            optimizer = sa.Repulsive(optimizer, model, rule="svgd", weight=weight, epsilon=1.0)
         model(batch()).square().sum().backward()
         optimizer.step()
         found.append({name: p.detach().clone() for name, p in model.named_parameters()})
@@ -117,7 +117,7 @@ def test_strong_repulsion_drives_heads_apart() -> None:
         parts = [part.detach().view(4, -1) for g in groups for part in g.parameters["q"][:1]]
         return float(torch.stack([mean_cosine(x) for x in parts]).mean())
 
-    optimizer = sa.Repulsive(torch.optim.SGD(model.parameters(), 0.05), model, weight=20.0)
+    optimizer = sa.Repulsive(torch.optim.SGD(model.parameters(), 0.05), model, strength=1.0)
     start = similarity()
     for _ in range(30):
         optimizer.zero_grad()

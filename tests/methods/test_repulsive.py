@@ -23,9 +23,7 @@ from fairseq_stochattn.methods.repulsive.optimizer import noise_seed
 from fairseq_stochattn.methods.repulsive.particles import (
     RULES,
     Hyperparameters,
-    bandwidth,
     gram,
-    squared_distances,
 )
 from fairseq_stochattn.methods.repulsive.systems import System, redirect
 from fairseq_stochattn.optim.base_optimizers import base_config, base_names
@@ -37,9 +35,9 @@ HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
 
 
 def built(model: nn.Module, base: str = "sgd", update: int = 0, **flags: Any) -> Repulsive:
-    """The optimizer as fairseq's Trainer builds it, without precision wrappers."""
+    """The optimizer as fairseq's Trainer builds it, without precision wrappers, by default SVGD."""
     config = OPTIMIZER_DATACLASS_REGISTRY["repulsive"](
-        **{"lr": [0.1], "tpu": False, "repulsive_base": base, **flags}
+        **{"lr": [0.1], "tpu": False, "repulsive_base": base, "repulsive_rule": "svgd", **flags}
     )
     optimizer = Repulsive.build_optimizer(config, list(model.parameters()))
     held = {parameter: parameter for parameter in model.parameters()}
@@ -78,8 +76,7 @@ def test_only_gradients_of_heads_become_minus_epsilon_phi() -> None:
                 (after[f"{name}.weight"], after[f"{name}.bias"]),
             )
         )
-        squared = squared_distances(gram(theta))
-        rule = RULES["svgd"](squared, bandwidth(squared), Hyperparameters(0.3, 2.0))
+        rule = RULES["svgd"](gram(theta), Hyperparameters(0.3, 2.0))
         expected = -0.3 * rule.direction(gradient, theta)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
@@ -111,13 +108,15 @@ def permuted(model: nn.Module, order: list[int]) -> nn.Module:
     return twin
 
 
-@pytest.mark.parametrize("rule", ["svgd", "sgld"])
-def test_permuting_the_heads_permutes_the_update(rule: str) -> None:
-    """True if the particles are heads; in the authors' code they are columns."""
+@pytest.mark.parametrize("coupling", ["decoupled", "gradient"])
+@pytest.mark.parametrize("rule", ["directions", "svgd", "sgld"])
+def test_permuting_the_heads_permutes_the_update(rule: str, coupling: str) -> None:
+    """True if the particles are heads."""
     order = [2, 0, 3, 1]
     model = zoo.build("transformer", **HEADS)
     twin = permuted(model, order)
     flags = {"repulsive_rule": rule, "repulsive_weight": 1.0, "repulsive_beta": 1e30}
+    flags |= {"repulsive_coupling": coupling, "repulsive_strength": 1.0}
     for each in (model, twin):
         optimizer = built(with_gradients(each), **flags)
         optimizer.clip_grad_norm(0)
@@ -342,5 +341,5 @@ def test_the_flags_are_listed(capsys: pytest.CaptureFixture) -> None:
     methods_main([])
     listing = capsys.readouterr().out
     assert "\n--optimizer repulsive: " in listing
-    assert "\n  --repulsive-epsilon: stepsize ε" in listing
+    assert "\n  --repulsive-epsilon: svgd, spos, sgld: stepsize ε" in listing
     assert "adadelta" not in listing

@@ -15,8 +15,9 @@ from fairseq_stochattn.methods.repulsive.particles import (
     Mixture,
     bandwidth,
     gram,
-    kernel,
+    rbf,
     squared_distances,
+    stein,
 )
 
 SETTINGS = Hyperparameters(epsilon=0.3, a=0.7, beta=2.5)
@@ -29,8 +30,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def mixture(rule: str, theta: Tensor, settings: Hyperparameters = SETTINGS) -> Mixture:
-    squared = squared_distances(gram(theta))
-    return RULES[rule](squared, bandwidth(squared), settings)
+    return RULES[rule](gram(theta), settings)
 
 
 def by_the_equations(
@@ -73,8 +73,7 @@ def test_particles_in_two_parts_have_the_same_direction(rule: str) -> None:
     theta, gradient, xi = (draw(3, 4, 9, seed=seed) for seed in range(3))
     whole = mixture(rule, theta).direction(gradient, theta, xi)
     parts = theta.split([6, 3], dim=2)
-    squared = squared_distances(gram(parts[0]) + gram(parts[1]))
-    found = RULES[rule](squared, bandwidth(squared), SETTINGS)
+    found = RULES[rule](gram(parts[0]) + gram(parts[1]), SETTINGS)
     split = zip(gradient.split([6, 3], 2), parts, xi.split([6, 3], 2), strict=True)
     phi = [found.direction(*part) for part in split]
     torch.testing.assert_close(torch.cat(phi, dim=2), whole)
@@ -92,7 +91,7 @@ def test_the_kernel_of_the_median_pair_is_one_over_m() -> None:
     """The purpose of h = med²/log M: the kernels of a particle add up to about 1."""
     theta = draw(4, 3, 6)  # an odd number of pairs, so that the median is one of them
     squared = squared_distances(gram(theta))
-    kappa = kernel(squared, bandwidth(squared))
+    kappa = rbf(squared, bandwidth(squared)).kappa
     pairs = kappa[:, [0, 0, 1], [1, 2, 2]].sort(dim=1).values
     torch.testing.assert_close(pairs[:, 1], torch.full((4,), 1 / 3, dtype=torch.double))
 
@@ -128,9 +127,9 @@ def test_with_an_identity_kernel_it_is_plain_training() -> None:
     squared = squared_distances(gram(theta))
     h = torch.full((2, 1, 1), 1e-3, dtype=torch.double)
     for a in (0.0, 1.0):
-        phi = RULES["svgd"](squared, h, Hyperparameters(a=a)).direction(gradient, theta)
+        phi = stein(rbf(squared, h), Hyperparameters(a=a)).direction(gradient, theta)
         torch.testing.assert_close(phi, -gradient / 4)
-    alone = RULES["sgld"](squared, h, Hyperparameters()).direction(gradient, theta)
+    alone = mixture("sgld", theta, Hyperparameters()).direction(gradient, theta)
     torch.testing.assert_close(alone, -gradient)
 
 
@@ -139,7 +138,7 @@ def test_without_repulsion_gradients_are_averaged() -> None:
     theta, gradient = draw(2, 4, 5), draw(2, 4, 5, seed=1)
     squared = squared_distances(gram(theta))
     h = torch.full((2, 1, 1), 1e12, dtype=torch.double)
-    phi = RULES["svgd"](squared, h, Hyperparameters(a=0.0)).direction(gradient, theta)
+    phi = stein(rbf(squared, h), Hyperparameters(a=0.0)).direction(gradient, theta)
     torch.testing.assert_close(phi, -gradient.mean(dim=1, keepdim=True).expand_as(phi))
 
 

@@ -18,11 +18,12 @@ MODEL = (
     *(*sizes.TRANSFORMER, "--encoder-attention-heads", 4, "--decoder-attention-heads", 4),
     *("--arch", "transformer", "--dropout", 0, "--max-update", 3),
 )
-REPULSIVE = ("--optimizer", "repulsive", "--repulsive-base")
+REPULSIVE = ("--optimizer", "repulsive", "--repulsive-rule", "svgd", "--repulsive-base")
 # Large enough to matter beside the gradients of these tests, which are large.
 STRONG = ("--repulsive-weight", 5)
 SGD = (*MODEL, *REPULSIVE, "sgd", *STRONG, "--lr", 0.5)
 SPOS = ("--repulsive-rule", "spos", "--repulsive-beta", 1e4)
+DIRECTIONS = ("--repulsive-rule", "directions", "--repulsive-strength", 1)
 
 
 def state(folder: Path) -> dict:
@@ -91,11 +92,13 @@ def test_heads_move_apart(translation_data: Path, tmp_path: Path) -> None:
     assert spread(tmp_path / "some") > 1.02 * spread(tmp_path / "none")
 
 
-@pytest.mark.parametrize("base", ["adam", "fused_adamw"])
-def test_resuming_is_exact(base: str, translation_data: Path, tmp_path: Path) -> None:
-    """With noise and a scheduled learning rate."""
+@pytest.mark.parametrize(
+    ("base", "rule"), [("adam", SPOS), ("fused_adamw", SPOS), ("adam", DIRECTIONS)]
+)
+def test_resuming_is_exact(base: str, rule: tuple, translation_data: Path, tmp_path: Path) -> None:
+    """With noise or decoupled repulsion, and a scheduled learning rate."""
     schedule = ("--lr-scheduler", "inverse_sqrt", "--warmup-updates", 2, "--warmup-init-lr", 0)
-    flags = (*MODEL, *REPULSIVE, base, *STRONG, *SPOS, *schedule)
+    flags = (*MODEL, *REPULSIVE, base, *STRONG, *rule, *schedule)
     whole = runner.train(translation_data, tmp_path / "whole", *flags, "--max-update", 4)
     rates = [float(row["lr"]) for row in whole.stats["train_inner"]]
     assert rates == pytest.approx(
@@ -220,6 +223,21 @@ def test_overflow_is_still_detected(
     assert "gradient overflow detected" in output.text
     assert float(output.stats["train_inner"][-1]["loss_scale"]) < 2**16
     assert all(value.isfinite().all() for value in weights(tmp_path).values())
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_heads_turn_in_reduced_precision(
+    precision: str, translation_data: Path, tmp_path: Path
+) -> None:
+    """Decoupled repulsion moves the heads as in fp32."""
+    flags = (*MODEL, *REPULSIVE, *NAG, *DIRECTIONS, "--fp16-init-scale", 4)
+    runner.train(translation_data, tmp_path / "start", *flags, "--lr", 0)
+    runner.train(translation_data, tmp_path / "full", *flags)
+    runner.train(translation_data, tmp_path / "reduced", *flags, *PRECISIONS[precision])
+    start, full, reduced = (weights(tmp_path / name) for name in ("start", "full", "reduced"))
+    for name in (name for name in full if is_head(name) and name.endswith("weight")):
+        move, expected = reduced[name] - start[name], full[name] - start[name]
+        assert (move - expected).norm() < 0.05 * expected.norm(), name
 
 
 def test_the_optimizer_composes_with_methods(translation_data: Path, tmp_path: Path) -> None:

@@ -62,6 +62,21 @@ def feature_sums(z: Tensor, keep: Tensor | None = None) -> Tensor:
     return values.flatten(1).sum(dim=1)
 
 
+def layer_cosines(
+    systems: Sequence[tuple[str, int, Sequence[HeadParameter]]],
+) -> dict[str, Tensor]:
+    """The mean cosine of every layer, by the name of the layer, averaged over its systems.
+
+    A system is the name of its layer, such as ``encoder_0``, and as in ``head_cosine`` a number of
+    heads and parameters.
+    """
+    by_layer: dict[str, list[tuple[int, Sequence[HeadParameter]]]] = {}
+    for layer, heads, parameters in systems:
+        by_layer.setdefault(layer, []).append((heads, parameters))
+    found = {layer: head_cosine(of_layer) for layer, of_layer in by_layer.items()}
+    return {layer: cosine for layer, cosine in found.items() if cosine is not None}
+
+
 def feature_meters(sums: Tensor) -> FeatureMeters:
     """Mean cosine of two heads, and mean distance over mean length, from ``feature_sums``."""
     cosine, distance, norm, tokens = sums

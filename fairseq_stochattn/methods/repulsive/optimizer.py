@@ -1,63 +1,28 @@
-"""Repulsive attention (An et al. 2020, Algorithm 1) as a wrapper around any torch optimizer.
+"""Repulsive attention as a wrapper around any torch optimizer.
 
-The heads of one projection of one layer are particles. Before every step their gradients are
-replaced by −εφ, with φ from SVGD (Eq. 4), SPOS (Eq. 5) or SGLD (App. C.1); all other gradients stay
-as they are.
+The heads of one projection of one layer are particles. The rule ``directions`` turns them away from
+each other in every step. The rules of An et al. 2020 (Algorithm 1) replace their gradients by −εφ,
+with φ from SVGD (Eq. 4), SPOS (Eq. 5) or SGLD (App. C.1). All other parameters stay as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from ...core.errors import require_not_negative, require_positive
-from ...core.settings import Settings, setting
-from .particles import RULES, Hyperparameters
-from .systems import System, find_systems, redirect
+from ...core.heads import RowBlock
+from .particles import RULES
+from .settings import RepulsiveSettings
+from .systems import System, add_directions, find_systems, gradient_size, redirect, turn_heads
 
-
-@dataclass(frozen=True)
-class RepulsiveSettings(Settings):
-    """Settings of repulsive attention."""
-
-    method = "repulsive"
-
-    rule: Literal["svgd", "spos", "sgld"] = setting(
-        "svgd",
-        "update rule of the heads: svgd (repulsion), spos (svgd with noise), or sgld (noise, no "
-        "repulsion)",
-    )
-    epsilon: float = setting(
-        0.1,
-        "stepsize ε: the gradient of a head is replaced by −εφ. Adam cancels a constant factor, so "
-        "with Adam ε only matters for gradient clipping and relative to the noise",
-    )
-    weight: float = setting(0.01, "a, weight of the repulsion")
-    beta: float = setting(
-        1e10,
-        "β, inverse temperature of spos and sgld. Noise of standard deviation √(2ε/β) is added to "
-        "−εφ. In spos, −εφ without noise is about ε/H times the gradient of the mean loss, for H "
-        "heads; larger noise hides it",
-    )
-    projections: str = setting(
-        "all", "projections whose heads repel each other: all, or a list such as q,k,v"
-    )
-    sites: str = setting("all", "sites whose heads repel each other: all, or encoder,decoder,cross")
-    layers: str = setting("all", "layers whose heads repel each other: all, first, last, or 0,2")
-    start: int = setting(0, "update at which the rule starts; before it, no gradient is changed")
-
-    def check(self) -> None:
-        require_positive(self, "epsilon", "beta")
-        require_not_negative(self, "weight", "start")
-
-    @property
-    def hyperparameters(self) -> Hyperparameters:
-        return Hyperparameters(self.epsilon, self.weight, self.beta)
+# Adam's step is g/(|g| + eps): below this many eps, gradients become visibly smaller steps.
+_NEAR_EPS = 10.0
+_CHECK_INTERVAL = 100  # updates between two checks of the size of the gradients
 
 
 def noise_seed(seed: int, update: int) -> int:
@@ -65,13 +30,77 @@ def noise_seed(seed: int, update: int) -> int:
     return int(np.random.SeedSequence((seed, update)).generate_state(1)[0])
 
 
+def systems_for(
+    model: nn.Module,
+    held: Mapping[nn.Parameter, nn.Parameter],
+    settings: RepulsiveSettings,
+    prefix: str = "",
+) -> list[System]:
+    """The systems that the settings select (``find_systems``)."""
+    chosen = (settings.sites, settings.layers, settings.projections)
+    return find_systems(model, held, *chosen, prefix=prefix, biases=settings.biases)
+
+
 def redirect_gradients(
     systems: list[System], settings: RepulsiveSettings, seed: int, update: int
 ) -> None:
-    """Replace the gradients of all particles by −εφ, in place, from update ``start`` on."""
-    if update >= settings.start:
-        rule = RULES[settings.rule]
-        redirect(systems, rule, settings.hyperparameters, noise_seed(seed, update))
+    """Change the gradients of all particles as the rule says, in place, from ``start`` on."""
+    if update < settings.start:
+        return
+    if settings.acts_on_directions:
+        strength = None if settings.decoupled else settings.strength
+        if strength is not None or settings.smoothed or settings.prior:
+            add_directions(systems, strength, settings.smoothed, settings.prior)
+        return
+    hyper = settings.hyperparameters
+    redirect(systems, RULES[settings.rule], hyper, noise_seed(seed, update))
+
+
+def turn_decoupled(
+    systems: list[System],
+    settings: RepulsiveSettings,
+    update: int,
+    rate: Callable[[System], float],
+) -> None:
+    """Turn the heads by the decoupled repulsion, if the settings have one, from ``start`` on.
+
+    ``rate`` gives the learning rate of a system. To be called before the wrapped optimizer takes
+    its step, as AdamW applies weight decay.
+    """
+    if settings.decoupled and settings.strength and update >= settings.start:
+        turn_heads(systems, lambda system: settings.strength * rate(system))
+
+
+def learning_rates(param_groups: Sequence[Mapping[str, Any]]) -> Callable[[System], float]:
+    """A function that returns the learning rate of a system, given all parameter groups."""
+    rates = {id(p): group["lr"] for group in param_groups for p in group["params"]}
+
+    def rate(system: System) -> float:
+        first = system.parts[0]
+        return rates[id(first.parameter if isinstance(first, RowBlock) else first)]
+
+    return rate
+
+
+def small_gradients(
+    systems: list[System], settings: RepulsiveSettings, eps: Any, update: int
+) -> str | None:
+    """A warning if ε/M has made the gradients about as small as the optimizer's eps, else None.
+
+    Measured only in some updates, because it has to wait for the device.
+    """
+    if settings.acts_on_directions or not isinstance(eps, float) or update < settings.start:
+        return None
+    if (update - settings.start) % _CHECK_INTERVAL:
+        return None
+    size = gradient_size(systems)
+    if size is None or not 0 < (found := size.item()) < _NEAR_EPS * eps:
+        return None
+    scale = settings.epsilon / max(system.num_heads for system in systems)
+    return (
+        f"repulsive: ε/M = {scale:g} brings the gradients of the heads to {found:.1e}, near the "
+        f"optimizer's eps {eps:g}, so the heads learn more slowly: raise epsilon or lower eps"
+    )
 
 
 class Repulsive(torch.optim.Optimizer):
@@ -89,8 +118,8 @@ class Repulsive(torch.optim.Optimizer):
         self.seed = seed
         self.num_updates = 0
         held = {p: p for group in optimizer.param_groups for p in group["params"]}
-        chosen = (self.settings.sites, self.settings.layers, self.settings.projections)
-        self.systems = find_systems(model, held, *chosen)
+        self.systems = systems_for(model, held, self.settings)
+        self._warned = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._share_groups_and_state()
 
@@ -99,18 +128,29 @@ class Repulsive(torch.optim.Optimizer):
         self.state = self.base.state
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Replace the gradients of the heads, then let the wrapped optimizer take its step.
+        """Apply the rule to the heads, then let the wrapped optimizer take its step.
 
-        Clip gradients before this call. A closure is evaluated once, before the replacement.
+        Clip gradients before this call. A closure is evaluated once, before the rule.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         redirect_gradients(self.systems, self.settings, self.seed, self.num_updates)
+        self._warn_once()
+        rate = learning_rates(self.param_groups)
+        turn_decoupled(self.systems, self.settings, self.num_updates, rate)
         self.base.step()
         self.num_updates += 1
         return loss
+
+    def _warn_once(self) -> None:
+        if not self._warned:
+            eps = self.param_groups[0].get("eps")
+            text = small_gradients(self.systems, self.settings, eps, self.num_updates)
+            if text is not None:
+                warnings.warn(text, stacklevel=3)
+                self._warned = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.base.zero_grad(set_to_none=set_to_none)

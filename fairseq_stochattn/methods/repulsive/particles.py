@@ -6,6 +6,10 @@ Gaussian noise ξ. Every rule gives a direction φ that is linear in these: φ =
 matrices A and B (S, M, M) that depend only on the distances between the particles. So no tensor of
 differences θ_j − θ_i is needed. A particle may consist of several tensors (a head's weights and
 biases): their Gram matrices add up, and φ is computed for each of them separately.
+
+The authors' released code differs from the paper in three points, which ``released`` selects: h is
+med²/log(M + 1), where the median is over all M² pairs; particles have no biases (systems.py); and
+the noise is multiplied by the median of |∇U|.
 """
 
 from __future__ import annotations
@@ -28,11 +32,22 @@ class Hyperparameters(NamedTuple):
     epsilon: float = 0.1  # ε, the stepsize
     a: float = 0.01  # weight of the repulsion, a temperature: SVGD samples from ∝ exp(−U/a)
     beta: float = 1.0  # β, an inverse temperature: SGLD samples from ∝ exp(−βU)
+    prior: float = 0.0  # precision of a Gaussian prior with mean 0; 0 is the uniform prior
+    smoothing: float = 1.0  # 1: gradients are averaged over heads by κ (Eq. 4); 0: they are not
+    kernel: str = "rbf"  # or "cosine"
+    released: bool = False  # bandwidth and noise of the released code
 
     @property
     def noise(self) -> float:
         """√(2 β⁻¹ ε⁻¹), the factor of ξ."""
         return math.sqrt(2 / (self.beta * self.epsilon))
+
+
+class Kernel(NamedTuple):
+    """A kernel and its derivative, as matrices: Σ_j ∇_j κ_ji is row i of R·θ."""
+
+    kappa: Tensor  # κ, (S, M, M)
+    repulsion: Tensor  # R, (S, M, M)
 
 
 class Mixture(NamedTuple):
@@ -45,6 +60,12 @@ class Mixture(NamedTuple):
     def scaled(self, factor: float) -> Mixture:
         """The coefficients of ``factor`` · φ."""
         return Mixture(self.gradient * factor, self.position * factor, self.noise * factor)
+
+    def with_prior(self, precision: float) -> Mixture:
+        """The coefficients for U + ‖θ‖²·precision/2, the potential with a Gaussian prior."""
+        if not precision:
+            return self
+        return self._replace(position=self.position + precision * self.gradient)
 
     def split(self, size: int) -> list[Mixture]:
         """The coefficients in chunks of at most ``size`` systems."""
@@ -88,35 +109,82 @@ def bandwidth(squared: Tensor) -> Tensor:
     return torch.where(h > 0, h, 1.0).view(-1, 1, 1)
 
 
-def kernel(squared: Tensor, h: Tensor) -> Tensor:
-    """The RBF kernel κ(θ_i, θ_j) = exp(−‖θ_i − θ_j‖²/h), (S, M, M)."""
-    return torch.exp(-squared / h)
+def released_bandwidth(squared: Tensor) -> Tensor:
+    """h = med²/log(M + 1) (S, 1, 1) as in the released code: med² over all M² pairs.
+
+    The M zeros of the diagonal are among the pairs, and of two middle values the lower one counts.
+    """
+    median = squared.flatten(1).median(dim=1).values
+    h = median / math.log(squared.size(1) + 1)
+    return torch.where(h > 0, h, 1.0).view(-1, 1, 1)
 
 
-def svgd(squared: Tensor, h: Tensor, hyper: Hyperparameters) -> Mixture:
+def rbf(squared: Tensor, h: Tensor) -> Kernel:
+    """The RBF kernel κ_ij = exp(−‖θ_i − θ_j‖²/h).
+
+    Σ_j ∇_j κ_ji = 2/h Σ_j κ_ji (θ_i − θ_j), so R = 2/h (diag(κ1) − κ).
+    """
+    kappa = torch.exp(-squared / h)
+    return Kernel(kappa, (torch.diag_embed(kappa.sum(dim=2)) - kappa) * (2 / h))
+
+
+def cosine(gram: Tensor) -> Kernel:
+    """The kernel κ_ij = cos(θ_i, θ_j) of App. C.6.
+
+    ∇_j κ_ji = θ_i/(‖θ_i‖‖θ_j‖) − κ_ji θ_j/‖θ_j‖². A head of length 0 has the cosine 0 with all.
+    """
+    inverse = inverse_lengths(gram)
+    kappa = gram * inverse.unsqueeze(1) * inverse.unsqueeze(2)
+    both = inverse * inverse.sum(dim=1, keepdim=True)
+    return Kernel(kappa, torch.diag_embed(both) - kappa * inverse.square().unsqueeze(1))
+
+
+def inverse_lengths(gram: Tensor) -> Tensor:
+    """1/‖θ_i‖ (S, M) from the Gram matrix; 0 if the length is 0."""
+    squared = gram.diagonal(dim1=1, dim2=2)
+    return torch.where(squared > 0, squared.rsqrt(), 0.0)
+
+
+def kernel_of(gram: Tensor, hyper: Hyperparameters) -> Kernel:
+    """The chosen kernel of the particles, with the bandwidth from their distances."""
+    if hyper.kernel == "cosine":
+        return cosine(gram)
+    squared = squared_distances(gram)
+    return rbf(squared, (released_bandwidth if hyper.released else bandwidth)(squared))
+
+
+def stein(kernel: Kernel, hyper: Hyperparameters) -> Mixture:
     """Eq. 4: φ_i = 1/M Σ_j [−κ_ji ∇_j U + a·∇_j κ_ji].
 
-    Σ_j ∇_j κ_ji = 2/h Σ_j κ_ji (θ_i − θ_j) is the matrix 2/h (diag(κ1) − κ) times θ.
+    Without smoothing (App. C.6), the kernel of two different heads does not multiply a gradient.
     """
-    kappa = kernel(squared, h) / squared.size(1)
-    repulsion = torch.diag_embed(kappa.sum(dim=2)) - kappa
-    return Mixture(-kappa, repulsion * (2 * hyper.a / h))
+    particles = kernel.kappa.size(1)
+    kappa = kernel.kappa
+    if hyper.smoothing < 1:
+        own = torch.diag_embed(kappa.diagonal(dim1=1, dim2=2))
+        kappa = own + hyper.smoothing * (kappa - own)
+    return Mixture(kappa / -particles, kernel.repulsion * (hyper.a / particles))
 
 
-def spos(squared: Tensor, h: Tensor, hyper: Hyperparameters) -> Mixture:
+def svgd(gram: Tensor, hyper: Hyperparameters) -> Mixture:
+    """Eq. 4 for particles with the given Gram matrix."""
+    return stein(kernel_of(gram, hyper), hyper)
+
+
+def spos(gram: Tensor, hyper: Hyperparameters) -> Mixture:
     """Eq. 5: SVGD's φ_i − β⁻¹ ∇_i U + √(2 β⁻¹ ε⁻¹)·ξ_i."""
-    stein = svgd(squared, h, hyper)
-    return Mixture(stein.gradient - _eye(squared) / hyper.beta, stein.position, hyper.noise)
+    mixture = svgd(gram, hyper)
+    return Mixture(mixture.gradient - _eye(gram) / hyper.beta, mixture.position, hyper.noise)
 
 
-def sgld(squared: Tensor, h: Tensor, hyper: Hyperparameters) -> Mixture:
+def sgld(gram: Tensor, hyper: Hyperparameters) -> Mixture:
     """App. C.1, independent Langevin dynamics: φ_i = −∇_i U + √(2 β⁻¹ ε⁻¹)·ξ_i."""
-    return Mixture(-_eye(squared).expand_as(squared), torch.zeros_like(squared), hyper.noise)
+    return Mixture(-_eye(gram).expand_as(gram), torch.zeros_like(gram), hyper.noise)
 
 
-Rule = Callable[[Tensor, Tensor, Hyperparameters], Mixture]
+Rule = Callable[[Tensor, Hyperparameters], Mixture]
 RULES: dict[str, Rule] = {"svgd": svgd, "spos": spos, "sgld": sgld}
 
 
-def _eye(squared: Tensor) -> Tensor:
-    return torch.eye(squared.size(1), dtype=squared.dtype, device=squared.device)
+def _eye(gram: Tensor) -> Tensor:
+    return torch.eye(gram.size(1), dtype=gram.dtype, device=gram.device)
