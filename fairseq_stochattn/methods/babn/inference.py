@@ -10,9 +10,9 @@ constant, Γ is the gamma function, and ψ is its logarithmic derivative.
     KL = α(γ/k − log λ) + log k + βE[S] + log Γ(α) − α log β − γ − 1        (to the prior)
 
 The settings are ρ, σ and k_min. The prior is Gamma(α, β) with shape α and rate β. One autograd
-function replaces several dozen operators. It computes log Γ and ψ once per (query, key) pair, stores
-seven tensors of the size of the scores instead of about twenty-four, and computes no exponential
-again in the backward pass.
+function replaces several dozen operators. It computes log Γ and ψ once per (query, key) pair,
+stores seven tensors of the size of the scores instead of about twenty-four, and computes no
+exponential again in the backward pass.
 """
 
 from __future__ import annotations
