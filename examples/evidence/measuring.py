@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from suite import Run, member_seeds
 from training import ROOT, Workshop, train, training_flags
 
@@ -62,6 +64,7 @@ def measure(shop: Workshop, run: Run, result: Path) -> dict[str, Any]:
         },
         "versions": versions(),
         "commit": commit(),
+        "machine": machine(),
         "seconds": sum(t["seconds"] for t in times),
         "cpu_seconds": sum(t["cpu_seconds"] for t in times),
         "evaluation_cpu_seconds": measured.cpu_seconds,
@@ -138,6 +141,16 @@ def as_text(content: dict[str, Any]) -> str:
 def versions() -> dict[str, str]:
     """The versions of Python and of the packages that results depend on."""
     return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+
+
+@cache
+def machine() -> str:
+    """The processor, whose times can only be compared with those of the same one."""
+    info = Path("/proc/cpuinfo")
+    text = info.read_text(encoding="utf-8") if info.is_file() else ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    name = found[1] if found else platform.processor() or platform.machine()
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def commit() -> str:

@@ -122,6 +122,12 @@ def _about_repetition(layout: Layout, results: Sequence[Result]) -> Iterator[str
         different = sorted({value(run) for run in results} - {""})
         if len(different) > 1:
             yield f"The results come from different {name}: {'; '.join(different)}."
+    machines = sorted({run.machine or "an unrecorded one" for run in results})
+    if len(machines) > 1:
+        yield (
+            f"The results come from different processors: {'; '.join(machines)}. Ratios of times "
+            "compare only runs on the same one."
+        )
 
 
 def _about_chance(sections: Sequence[Section]) -> Iterator[str]:

@@ -35,6 +35,7 @@ class Result:
     settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     commit: str = ""
+    machine: str = ""  # the processor; unknown for early results
     cpu_seconds: float = math.nan
     step_seconds: float = math.nan
     evaluation_cpu_seconds: float = math.nan
@@ -147,6 +148,7 @@ def _result(path: Path, content: Mapping[str, Any]) -> Result:
         settings=content.get("settings") or {},
         versions=content.get("versions") or {},
         commit=str(content.get("commit") or ""),
+        machine=str(content.get("machine") or ""),
         cpu_seconds=_number("cpu_seconds", content.get("cpu_seconds")),
         step_seconds=_number("step_seconds", content.get("step_seconds")),
         evaluation_cpu_seconds=_number(
@@ -208,4 +210,5 @@ def _mean(runs: Sequence[Result]) -> Result:
         for name in ("cpu_seconds", "evaluation_cpu_seconds")
     }
     identity = (first.path, first.suite, ALL_TASKS, first.method, first.seed, first.split)
-    return Result(*identity, measures, **costs)
+    machine = " and ".join(sorted({run.machine for run in runs}))
+    return Result(*identity, measures, machine=machine, **costs)

@@ -148,12 +148,11 @@ class Section:
         return f"{formats.difference(bootstrap.difference, 2)}, p = {bootstrap.p_value:.3f}"
 
     def cost_ratio(self, method: str, attribute: str) -> str:
-        """Return the ratio of a cost to that of the baseline with the same seed."""
-        own, base = (
-            {seed: getattr(run, attribute) for seed, run in self.group.of(name).items()}
-            for name in (method, self.layout.baseline)
-        )
-        return formats.ratio(paired_ratio(own, base))
+        """Return the ratio of a cost to that of the baseline with the same seed and processor."""
+        own, base = self.group.of(method), self.group.of(self.layout.baseline)
+        same = [s for s in own.keys() & base.keys() if own[s].machine == base[s].machine]
+        values = ({seed: getattr(runs[seed], attribute) for seed in same} for runs in (own, base))
+        return formats.ratio(paired_ratio(*values))
 
     def costs(self) -> str:
         """Return the table of times, each with its ratio to the baseline; empty without any."""

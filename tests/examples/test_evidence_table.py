@@ -185,6 +185,20 @@ def test_costs_are_ratios_to_the_baseline_with_the_same_seed(project: Project) -
     assert "Gamma" not in rows
 
 
+def test_times_of_different_processors_are_not_compared(project: Project) -> None:
+    for seed in SEEDS:
+        plain = {"machine": "slow", "cpu_seconds": 10.0}
+        project.add("plain", seed, measures(0, seed), **plain)
+        project.add("alpha", seed, measures(0.6, seed), machine="fast", cpu_seconds=5.0)
+        on_both = "slow" if seed == 5 else "fast"
+        project.add("beta", seed, measures(0.6, seed), machine=on_both, cpu_seconds=15.0)
+    project.run()
+    rows = project.rows("Costs")
+    assert rows["Alpha"][:2] == ["5.00", "–"]
+    assert rows["Beta"][:2] == ["15.0", "1.50"]
+    assert "come from different processors: fast; slow." in project.page()
+
+
 def test_meters_stand_beside_those_of_the_baseline(project: Project) -> None:
     for seed in SEEDS:
         project.add("plain", seed, measures(0, seed), meters={"head_cosine": 0.5})
