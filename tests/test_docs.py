@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ import sizes
 import zoo
 from fairseq_stochattn.core.losses import take_losses
 from fairseq_stochattn.core.method import METHODS
+from fairseq_stochattn.core.settings import flag_name
+from fairseq_stochattn.methods.repulsive.settings import RepulsiveSettings
 
 ROOT = runner.ROOT
 DOCUMENTS = [
@@ -55,3 +58,17 @@ def test_named_archs_flags_and_files_exist(document: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         if "://" not in link:
             assert (document.parent / link).exists(), link
+
+
+def test_the_numbers_in_flags_md_are_the_defaults() -> None:
+    text = (ROOT / "docs" / "flags.md").read_text()
+    rows = dict(re.findall(r"^\| `(--[a-z0-9-]+)[^`]*` \| `?([^|`]+?)`? \|", text, re.M))
+    compared = 0
+    for settings in (RepulsiveSettings, *(method.Settings for method in METHODS.values())):
+        for entry in fields(settings):
+            flag = "--" + flag_name(settings, entry).replace("_", "-")
+            default = getattr(settings(), entry.name)
+            if flag in rows and type(default) in (int, float):
+                assert float(rows[flag].split(";")[0].split(":")[0]) == default, flag
+                compared += 1
+    assert compared > 30
