@@ -149,7 +149,7 @@ def test_on_top_of_babn(translation_data: Path, tmp_path: Path) -> None:
     elbo = (*flags[:-6], "--attention", "babn", "--criterion", "elbo", "--dropout", 0, *kl)
     alone = runner.train(translation_data, tmp_path / "alone", *elbo)
     first = [float(out.stats["train_inner"][0]["kl"]) for out in (output, alone)]
-    assert first[0] == pytest.approx(first[1], rel=0.02)  # other random samples
+    assert first[0] == pytest.approx(first[1], rel=0.05)  # other random samples
 
 
 NOISELESS = """import torch

@@ -124,6 +124,7 @@ def files_of_a_model() -> st.SearchStrategy[dict[str, bytes]]:
 def used_model(folder: Path) -> None:
     """Load a model folder in the same way as --model-from, without reading any text."""
     args = Namespace(
+        max_length=None,
         **{"model_from": folder, "subwords": "spm-unigram", "size": 9, "max_tokens": 9},
         lowercase=False,
     )

@@ -87,7 +87,7 @@ def test_only_w_q_and_w_k_are_aligned(distance: str) -> None:
 def test_the_projections_of_torch_attention_are_aligned() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    convert(model, Alignment(distance="ot"), layers=[1])
+    convert(model, Alignment(distance="ot", through="projections"), layers=[1])
     model(torch.randn(2, 5, 8))
     gradients = align_gradients(model)
     assert {name for name, norm in gradients.items() if norm > 0} == {
@@ -98,7 +98,9 @@ def test_the_projections_of_torch_attention_are_aligned() -> None:
 
 def test_a_graph_layer_aligns_w_and_a_but_not_the_layer_below(tmp_path: Path) -> None:
     data = graphs.write_graph(tmp_path / "graph")
-    model, _ = graphs.build(data, "gat_alignment", attention_layers="1")
+    model, _ = graphs.build(
+        data, "gat_alignment", attention_layers="1", alignment_through="projections"
+    )
     model.train()(torch.arange(40)[None])
     gradients = align_gradients(model)
     positive = {name for name, norm in gradients.items() if norm > 0}

@@ -114,7 +114,7 @@ def test_kl_equals_the_formula_on_valid_pairs(scores: str, beta: float | None) -
     for attention, (logits, context) in zip(babn_layers(model, "cross"), calls, strict=True):
         method = attention.attention_methods["babn"]
         phi = logits if scores == "raw" else context.mask(logits).log_softmax(-1).clamp(min=-1e3)
-        f1, f2 = context.stack.state["babn"].apply(method.maps, method.layer)
+        f1, f2 = context.stack.state["babn"].apply(method.maps, method.layer, logits.size(1))
         k = 1.5 * F.softplus(f1) + phi.exp() + 0.05
         scale = 0.2 * F.softplus(f2) + phi.exp() / torch.lgamma(1 + 1 / k).exp()
         alpha = (4.0 * method.prior(context)).clamp(min=1e-8)
@@ -155,7 +155,7 @@ def shapes_of(model: nn.Module, site: str) -> list[Tensor]:
     found = []
     for attention, (logits, context) in zip(babn_layers(model, site), calls, strict=True):
         method = attention.attention_methods["babn"]
-        f1 = context.stack.state["babn"].apply(method.maps, method.layer)[0]
+        f1 = context.stack.state["babn"].apply(method.maps, method.layer, logits.size(1))[0]
         k = 1.5 * F.softplus(f1) + context.mask(logits).softmax(-1) + 0.05
         found.append(k[context.valid.expand_as(k)])
     return found

@@ -220,7 +220,7 @@ def test_methods_with_tagging_and_multiple_choice(
     """For both tasks, objective = loss of the task + weight · loss of the method."""
     data = request.getfixturevalue(f"{task}_data")
     flags = ("--arch", f"roberta_{method}", *SMALL, "--criterion", criterion, *SHORT)
-    weights = ("--kl-weight", 0.1, "--kl-anneal-updates", 0) if criterion == "elbo" else ()
+    weights = ("--kl-weight", 0.3, "--kl-anneal-updates", 0) if criterion == "elbo" else ()
     if criterion == "alignment":
         weights = ("--alignment-weight", 2)
     more = sizes.TAGGING if task == "tagging" else sizes.CHOICE

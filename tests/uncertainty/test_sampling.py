@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import zoo
 from fairseq_stochattn.core.distributions import lognormal_variation
+from fairseq_stochattn.core.distributions import weibull_variation as full_variation
 from fairseq_stochattn.core.errors import InputError
 from fairseq_stochattn.core.head_hooks import hook_heads
 from fairseq_stochattn.methods.babn import attention as belief
@@ -80,7 +81,10 @@ def first_layer(arch: str, monkeypatch: pytest.MonkeyPatch, **flags: object) -> 
     return Layer(found[:, :, 0], found[:, :, 1].exp(), mean[0, :, 0].double(), k.double())
 
 
-WEIBULL = {"roberta_bam": {"bam_k": 2.0, "bam_noise": "paper"}, "roberta_babn": {}}
+WEIBULL = {
+    "roberta_bam": {"bam_k": 2.0, "bam_noise": "paper"},
+    "roberta_babn": {"babn_noise": "paper"},
+}
 
 
 @pytest.mark.parametrize("arch", WEIBULL)
@@ -121,10 +125,15 @@ def test_variation_of_bam_is_constant(monkeypatch) -> None:
 
 
 def test_variation_of_babn_follows_the_shape_of_each_pair(monkeypatch) -> None:
-    layer = first_layer("roberta_babn", monkeypatch)
-    found, expected = variation(layer.unnormalised), weibull_variation(layer.k)
-    assert found.numpy() == pytest.approx(expected.numpy(), rel=0.06)
-    assert expected.max() > 1.2 * expected.min()
+    for noise, law, tolerance in (
+        ("paper", weibull_variation, 0.06),
+        ("full", full_variation, 0.1),
+    ):
+        flags = {"babn_noise": noise, "babn_start": "identity"}
+        layer = first_layer("roberta_babn", monkeypatch, **flags)
+        found, expected = variation(layer.unnormalised), law(layer.k)
+        assert found.numpy() == pytest.approx(expected.numpy(), rel=tolerance)
+        assert expected.max() > 1.2 * expected.min()
 
 
 def test_copies_of_a_row_are_adjacent() -> None:
