@@ -60,7 +60,9 @@ METHODS: dict[str, Method] = {
     "smart": Method("", ("--criterion", "smart")),
     # One round of its training loop is timed as a whole. It has five updates here, 20 by default.
     "attendout": Method(
-        "_attendout", ("--criterion", "attendout", "--attendout-steps", "5"), updates=5
+        "_attendout",
+        ("--criterion", "attendout", "--attendout-steps", "5", "--attendout-subset", "valid"),
+        updates=5,
     ),
 }
 
