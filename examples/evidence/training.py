@@ -173,7 +173,10 @@ def choose(
     epochs = scores(checkpoints)
     if not epochs:
         return 0, 0, []
-    best = best_epoch(epochs, "--maximize-best-checkpoint-metric" in flags)
+    highest = "--maximize-best-checkpoint-metric" in flags
+    if "--patience" in flags:
+        epochs = before_stop(epochs, int(flags[flags.index("--patience") + 1]), highest)
+    best = best_epoch(epochs, highest)
     chosen = [n for n in range(best - around, best + around + 1) if n in epochs]
     return best, max(epochs), [checkpoints / f"checkpoint{n}.pt" for n in chosen]
 
@@ -196,6 +199,24 @@ def scores(folder: Path) -> dict[int, float]:
 def best_epoch(scores: dict[int, float], highest: bool) -> int:
     """The epoch with the best score, the earlier one of equal epochs."""
     return min(scores, key=lambda epoch: (-scores[epoch] if highest else scores[epoch], epoch))
+
+
+def before_stop(scores: dict[int, float], patience: int, highest: bool) -> dict[int, float]:
+    """The epochs up to the one after which ``--patience`` ends an uninterrupted training.
+
+    fairseq forgets how long it has waited when a training is resumed, and then trains longer.
+    """
+    best, kept = None, {}
+    for epoch in sorted(scores):
+        kept[epoch] = scores[epoch]
+        better = best is None or (
+            scores[epoch] > scores[best] if highest else scores[epoch] < scores[best]
+        )
+        if better:
+            best = epoch
+        elif epoch - best >= patience:
+            break
+    return kept
 
 
 def step_seconds(log: Path) -> float | None:

@@ -14,7 +14,7 @@ from scipy import stats
 import evidence_results as synthetic
 from fairseq_stochattn.core.errors import InputError
 
-comparison = __import__("comparison")
+comparison, training = (__import__(name) for name in ("comparison", "training"))
 
 
 def by_seed(values) -> dict[int, float]:
@@ -158,3 +158,14 @@ def test_a_bootstrap_needs_the_same_test_set() -> None:
 def test_impossible_statistics_of_bleu_are_refused(rows: object) -> None:
     with pytest.raises(InputError, match="must"):
         comparison.check_bleu_statistics(rows)
+
+
+@pytest.mark.parametrize("highest", [False, True])
+def test_epochs_after_the_end_of_patience_do_not_count(highest: bool) -> None:
+    """A resumed training forgets how long it has waited, and may find a better epoch too late."""
+    sign = -1 if highest else 1
+    scores = {n: sign * s for n, s in enumerate([5.0, 4.0, 4.5, 4.0, 4.2, 1.0, 0.5], start=1)}
+    kept = training.before_stop(scores, 3, highest)
+    assert list(kept) == [1, 2, 3, 4, 5]  # the epochs 3 to 5 are not better than epoch 2
+    assert training.best_epoch(kept, highest) == 2
+    assert training.before_stop(scores, 4, highest) == scores
