@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from suite import Run, member_seeds
-from training import ROOT, Workshop, train, training_flags
+from training import ROOT, Workshop, read_result, train, training_flags
 
 from fairseq_stochattn.core.files import atomic_file
 
@@ -46,8 +46,11 @@ def measure(shop: Workshop, run: Run, result: Path) -> dict[str, Any]:
     """Train what the run needs, evaluate it, write ``result`` and return its content."""
     method = shop.suite.methods[run.method]
     trained = trained_folders(shop, run)
-    shop.say(f"{run}: evaluating")
-    measured = evaluate(shop, run, [folder / "model.pt" for folder in trained])
+    if shop.suite.program:
+        measured = Measured(numbers(read_result(trained[0])), {}, None, 0.0)
+    else:
+        shop.say(f"{run}: evaluating")
+        measured = evaluate(shop, run, [folder / "model.pt" for folder in trained])
     times = [json.loads((folder / "training.json").read_text()) for folder in trained]
     as_written = run._replace(method=method.training)
     content = {

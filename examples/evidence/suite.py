@@ -12,7 +12,12 @@ lists of words in which these names in braces are replaced:
 - ``{seed}``, in flags for training: the seed of the training;
 - ``{model}``, in ``extra``: the model of the run (of an ensemble, the first one), ``{json}``: the
   file to write;
-- ``{flags:FOLDER}`` as a whole word: the model flags in ``{work}/FOLDER/manifest.json``.
+- ``{flags:FOLDER}`` as a whole word: the model flags in ``{work}/FOLDER/manifest.json``;
+- ``{output}``, in ``program``: the folder in which it writes ``result.json``.
+
+By default a suite trains with fairseq-train and evaluates with stochattn-evaluate. With ``program``
+in ``[train]``, that script does both: it gets the flags, the split and ``--seed``, and writes an
+object with the numbers it has measured.
 """
 
 from __future__ import annotations
@@ -108,6 +113,7 @@ class Suite:
     # Number of epochs before and after the best epoch whose parameters are averaged with it.
     average: int = 0
     extras: tuple[Extra, ...] = ()
+    program: tuple[str, ...] = ()  # trains and evaluates, instead of fairseq's commands
 
 
 class Run(NamedTuple):
@@ -163,11 +169,12 @@ def _suite(name: str, content: dict[str, Any]) -> Suite:
         minutes=content["minutes"],
         baseline=content["baseline"],
         seeds=tuple(content["seeds"]),
-        prepare=tuple(_build(Preparation, values) for values in content["prepare"]),
+        prepare=tuple(_build(Preparation, values) for values in content.get("prepare", ())),
         train=tuple(train["flags"]),
         start_from=train.get("start_from", ""),
         average=train.get("average", 0),
-        evaluate=tuple(evaluate["flags"]),
+        program=tuple(train.get("program", ())),
+        evaluate=tuple(evaluate.get("flags", ())),
         test=tuple(evaluate["test"]),
         valid=tuple(evaluate["valid"]),
         methods=methods,

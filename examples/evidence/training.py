@@ -116,14 +116,45 @@ def training_flags(shop: Workshop, run: Run) -> tuple[str, ...]:
 def train(shop: Workshop, run: Run) -> Path:
     """Return the folder of a trained model, which is trained now unless it exists.
 
-    The folder has ``model.pt``, ``train.log`` and ``training.json`` with the times.
+    The folder has ``model.pt``, ``train.log`` and ``training.json`` with the times. If the suite
+    has a program of its own, it has that program's ``result.json`` in place of the model.
     """
     folder = shop.folder(run.task) / f"{run.method}-seed{run.seed}"
+    own = bool(shop.suite.program)
     with lock(folder.with_name(f".{folder.name}.lock"), wait=True):
-        if not (folder / "model.pt").is_file():
+        if not (folder / ("training.json" if own else "model.pt")).is_file():
             prepare(shop, run.task)
-            _train(shop, run, folder)
+            (_run_program if own else _train)(shop, run, folder)
     return folder
+
+
+def _run_program(shop: Workshop, run: Run, folder: Path) -> None:
+    """Let the suite's own program train and evaluate."""
+    shop.say(f"{run}: training and evaluating (log: {folder / 'train.log'})")
+    split = shop.suite.valid if run.tuning else shop.suite.test
+    flags = (*shop.suite.program, *training_flags(shop, run), *split, "--seed", str(run.seed))
+    started = time.monotonic()
+    cpu = shop.call(shop.words(flags, run.task, output=folder), folder / "train.log")
+    result = read_result(folder)
+    times = {
+        "seconds": time.monotonic() - started, "cpu_seconds": cpu, "resumed": False,
+        "step_seconds": result.get("seconds_per_update"),
+        "best_epoch": result.get("epochs"), "epochs": result.get("epochs"),
+    }  # fmt: skip
+    _write_times(folder, times)
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """What the suite's own program has measured."""
+    try:
+        return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CommandError(f"the program left no result in {folder}: {error}") from None
+
+
+def _write_times(folder: Path, times: dict[str, Any]) -> None:
+    with atomic_file(folder / "training.json") as partial:
+        partial.write_text(json.dumps(times, indent=1) + "\n", encoding="utf-8")
 
 
 def _train(shop: Workshop, run: Run, folder: Path) -> None:
@@ -148,8 +179,7 @@ def _train(shop: Workshop, run: Run, folder: Path) -> None:
         "seconds": time.monotonic() - started, "cpu_seconds": cpu, "resumed": begun is not None,
         "step_seconds": step_seconds(log), "best_epoch": best, "epochs": epochs,
     }  # fmt: skip
-    with atomic_file(folder / "training.json") as partial:
-        partial.write_text(json.dumps(times, indent=1) + "\n", encoding="utf-8")
+    _write_times(folder, times)
     # Written last: a model means that the training is complete.
     average_checkpoints(chosen, folder / "model.pt")
     shutil.rmtree(checkpoints)

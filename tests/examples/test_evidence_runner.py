@@ -220,3 +220,45 @@ def test_the_budget_stops_a_run_which_goes_on_later(corpus: Path, tmp_path: Path
     assert "1 left for another call" in text
     assert not results(tmp_path)
     assert not trainings(tmp_path)
+
+
+PROGRAM = """
+import json, sys
+arguments = sys.argv[1:]
+value = {name: arguments[arguments.index(name) + 1] for name in ("--seed", "--output", "--split")}
+if "--fail" in arguments:
+    sys.exit("no luck")
+result = {"accuracy": 50 + int(value["--seed"]), "split": value["--split"], "epochs": 3}
+open(value["--output"] + "/result.json", "w").write(json.dumps(result))
+"""
+OWN_PROGRAM = """
+minutes = 1
+baseline = "plain"
+seeds = [1, 2, 3]
+[train]
+program = ["PROGRAM", "--output", "{output}"]
+flags = []
+[evaluate]
+test = ["--split", "test"]
+valid = ["--split", "dev"]
+[methods.plain]
+[methods.broken]
+train = ["--fail"]
+"""
+
+
+def test_a_suite_may_train_and_evaluate_with_its_own_program(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "own.toml").write_text(
+        OWN_PROGRAM.replace("PROGRAM", str(tmp_path / "program.py"))
+    )
+    words = [sys.executable, str(RUN), "own", "--suites", str(tmp_path), "--seeds", "2", "101"]
+    words += ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "broken-seed2: FAILED" in done.stdout
+    found = {path.name: json.loads(path.read_text()) for path in tmp_path.rglob("plain*.json")}
+    assert found["plain-seed2.json"]["measures"]["accuracy"] == 52
+    assert found["plain-seed2.json"]["split"] == "test"
+    assert found["plain-seed101.json"]["settings"]["evaluate"] == ["--split", "dev"]
+    assert not list(tmp_path.rglob("broken*.json"))
