@@ -16,7 +16,7 @@ from .context import AttentionMask
 from .errors import InputError
 
 # Nodes whose queries and keys a method compares with each other (see ``Graph.groups``).
-GROUP_SIZE = 256
+GROUP_SIZE = 64
 
 
 @dataclass(frozen=True)
