@@ -53,7 +53,9 @@ def adopt(
     _refuse_checkpointing(models, chain)
     found = find_attentions(model)
     if not found:
-        raise InputError(f"{type(model).__name__} contains no attention that can be converted")
+        name = type(model).__name__
+        older = "; T5 can be from transformers 5.15 on" if name.startswith("T5") else ""
+        raise InputError(f"{name} contains no attention that can be converted{older}")
     stacks = build_stacks(
         chain, {site: [x for _, x in pairs] for site, pairs in found.items()}, sites, layers
     )
