@@ -71,6 +71,16 @@ class Labels(ABC):
     def metrics(self, gold: list[Any], predicted: list[Any]) -> dict[str, float]:
         """Return the metrics by name, as fractions of 1."""
 
+    def metrics_of_set(
+        self, dataset: Any, indices: Any, examples: Any, predicted: Any
+    ) -> dict[str, float]:
+        """Return metrics that need more than one correct class, as fractions of 1; by default none.
+
+        ``indices`` are all examples of ``dataset`` that were read; ``examples`` (N,) are those with
+        a correct class, and ``predicted`` (N,) their predicted classes.
+        """
+        return {}
+
 
 def _logits(model: nn.Module, net_input: dict[str, Tensor], head: str) -> Tensor:
     return model(**net_input, classification_head_name=head)[0].float()
