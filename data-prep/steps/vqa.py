@@ -179,7 +179,9 @@ def write_regions(
         for image in tqdm(images, f"{split}: images", leave=False, disable=None):
             x = features(image)
             if x.ndim != 2 or x.shape[1] != width or not len(x):
-                raise PrepError(f"image {image}: features of shape {x.shape}, not (regions, {width})")
+                raise PrepError(
+                    f"image {image}: features of shape {x.shape}, not (regions, {width})"
+                )
             with np.errstate(over="ignore"):  # too large numbers become infinite
                 rows = np.ascontiguousarray(x, dtype=DTYPE)
             if not np.isfinite(rows).all():

@@ -123,6 +123,24 @@ def task_metrics(question: Question, answered: Answered) -> dict[str, float]:
     return {name: 100 * value for name, value in found.items() if name != "accuracy"}
 
 
+def set_metrics(
+    question: Question, dataset: Any, indices: np.ndarray, answered: Answered
+) -> dict[str, float]:
+    """The metrics of a set whose examples may have several correct answers, in percent.
+
+    ``accuracy`` takes the place of the share of predictions that are the most frequent answer,
+    which becomes ``accuracy_most_frequent``.
+    """
+    if answered.answers.target is None or not isinstance(question, LabelPredictions):
+        return {}
+    answers = answered.answers
+    found = question.labels.metrics_of_set(dataset, indices, answered.example, answers.prediction)
+    if not found:
+        return {}
+    most_frequent = {"accuracy_most_frequent": 100 * float(answers.correct.mean())}
+    return {name: 100 * value for name, value in found.items()} | most_frequent
+
+
 def per_example(
     answered: Answered, translations: Sequence[Translation]
 ) -> dict[str, list[int] | list[float] | list[str]]:

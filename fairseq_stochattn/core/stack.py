@@ -232,6 +232,4 @@ def methods_by_site(
                 f"{method} acts on {', '.join(acts_on)} attention, "
                 f"this model has only {', '.join(present)}"
             )
-    return {
-        site: [m for m in chain if site in wanted and site in sites_of(m)] for site in present
-    }
+    return {site: [m for m in chain if site in wanted and site in sites_of(m)] for site in present}

@@ -1,4 +1,4 @@
-"""The archs ``<backbone>_<method>``, and the models ``electra``, ``gat``, ``mcan``, ``self_attentive``.
+"""The archs ``<backbone>_<method>``, and the models electra, gat, mcan and self_attentive.
 
 fairseq's ``--user-dir`` imports the packages ``tasks`` and ``models``. The one imported first
 applies the fixes of ``compat``, ``ddp`` and ``resume`` and registers all archs, tasks, criterions

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -43,11 +42,8 @@ class VQAAnswers(Labels):
         answers = self.task.answers
         target = batch.get("target")
         for row, (example, p) in enumerate(zip(batch["id"].tolist(), scores, strict=True)):
-            likely = p.topk(min(SHOWN, len(answers)))
-            probabilities = {
-                answers[place]: round(value, DIGITS)
-                for value, place in zip(likely.values.tolist(), likely.indices.tolist(), strict=True)
-            }
+            likely = p.topk(min(SHOWN, len(answers))).indices.tolist()
+            probabilities = {answers[x]: round(float(p[x]), DIGITS) for x in likely}
             label = None
             if target is not None:
                 given = target[row].nonzero().flatten().tolist()
