@@ -108,6 +108,8 @@ def task_metrics(question: Question, answered: Answered) -> dict[str, float]:
     answers = answered.answers
     if answers.target is None or not isinstance(question, LabelPredictions):
         return {}
+    if question.labels.several_correct:
+        return {}
     gold, predicted = (
         [question.class_name(int(number)) for number in numbers]
         for numbers in (answers.target, answers.prediction)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from fairseq import utils
@@ -40,6 +40,9 @@ class Prediction:
 
 class Labels(ABC):
     """Runs a model on batches of a task, reads its predictions and computes metrics."""
+
+    # An example may have several correct classes; then only ``metrics_of_set`` is used to evaluate.
+    several_correct: ClassVar[bool] = False
 
     def __init__(self, task: Any) -> None:
         self.task = task

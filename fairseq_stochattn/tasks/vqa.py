@@ -23,6 +23,7 @@ from .token_tagging import _dictionary
 from .vqa_file import Layout, Split, read_layout, read_split
 
 QUESTIONS = "question"  # the folder of the binarised questions
+NO_LIMIT = 10**6  # words per question: neither LSTM nor attention has a limit
 NO_ANSWER = -1  # the most frequent answer, if no answer of the question is in the list
 
 
@@ -168,8 +169,8 @@ class VQATask(FairseqTask):
         self.datasets[split] = VQADataset(questions, found, self.layout, pad, self.cfg)
         return self.datasets[split]
 
-    def max_positions(self) -> None:
-        return None
+    def max_positions(self) -> int:
+        return NO_LIMIT
 
     @property
     def source_dictionary(self) -> Dictionary:

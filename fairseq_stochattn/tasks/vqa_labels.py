@@ -22,6 +22,8 @@ class VQAAnswers(Labels):
     answer has no correct class: it only counts in the accuracy, as wrong.
     """
 
+    several_correct = True
+
     def logits(self, model: nn.Module, batch: dict[str, Any]) -> Tensor:
         # The softmax of these log-probabilities divides the sigmoids by their sum.
         return F.logsigmoid(model(**batch["net_input"])[0].float())  # (B, answers)
