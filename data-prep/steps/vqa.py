@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ def prepare(
     return {
         "vqa": {"answers": len(answers), "width": width, "grid": grid},
         "unknown_words": {list(splits)[-1]: unknown / max(1, tokens)},
-        "splits": {split: asdict(stats) for split, stats in statistics.items()},
+        "splits": {split: vars(stats) for split, stats in statistics.items()},
     }
 
 
