@@ -225,6 +225,8 @@ def as_table(found: dict[str, Any]) -> str:
     models = found["checkpoints"]
     title = f"{found['task']}: {found['split']} of {found['data']}, "
     title += f"{models[0]['examples']} examples, {models[0]['predictions']} predictions"
+    if found.get("image_noise"):
+        title += f", noise of standard deviation {found['image_noise']:g} in the images"
     width = max(12, *(len(model["name"]) + 2 for model in models))
 
     def row(label: str, number_format: str, values: Sequence[Any]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import graphs
 import images
 import runner
 from bad_input import refusal
@@ -214,3 +215,8 @@ def test_other_tasks_and_archs_are_refused(data: Path, trained: Path, tmp_path: 
         opened(data, image_noise=-1.0)
     flags = (data, "--path", trained / "checkpoint_last.pt", "--image-noise", "nan", "--cpu")
     assert "--image-noise must not be negative" in refusal(evaluate_command.main, *flags)
+    graph = graphs.write_graph(tmp_path / "graph")
+    flags = ("--task", "node_classification", "--arch", "gat", "--criterion", "node_classification")
+    runner.train(graph, tmp_path, *flags, "--batch-size", 1, "--max-update", 1)
+    flags = (graph, "--path", tmp_path / "checkpoint_last.pt", "--image-noise", 1, "--cpu")
+    assert "another task than vqa" in refusal(evaluate_command.main, *flags)
