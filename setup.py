@@ -48,10 +48,12 @@ setup(
         ],
         "analysis": ["scipy>=1.11", "scikit-learn>=1.3", "matplotlib>=3.8"],
         "pretrained": ["safetensors>=0.4", "tokenizers>=0.20"],
+        # easy-vqa is a corpus: it has no code that is used, and no dependencies.
+        "vision": ["easy-vqa>=1.0", "pillow>=10"],
         "huggingface": ["transformers>=5.0,<6", "accelerate>=1.1", "safetensors>=0.4"],
         "dev": [
             *("pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.6"),
-            *("POT>=0.9.4", "transformers>=4.40"),
+            *("POT>=0.9.4", "transformers>=4.40", "pillow>=10"),
         ],
     },
     entry_points={

@@ -64,7 +64,17 @@ TINY = {
         "encoder_layers": 3,
         "max_positions": 64,
     },
+    "mcan": {
+        "encoder_embed_dim": 8,
+        "mcan_layers": 3,
+        "mcan_dim": 16,
+        "mcan_heads": 2,
+        "mcan_ffn_dim": 32,
+        "mcan_pooling_dim": 8,
+        "mcan_output_dim": 12,
+    },
 }
+FEATURE_WIDTH, ANSWERS = 6, ["red", "green", "blue", "no", "yes"]  # of questions about images
 # Graph attention has tests of its own (models/test_gat.py): it reads no sentences.
 BACKBONES = {name: x for name, x in backbones.BACKBONES.items() if not x.graphs}
 ENCODERS = ("roberta", "electra")  # models with one output per source token
@@ -90,7 +100,7 @@ def task(**more: Any) -> SimpleNamespace:
         source_dictionary=symbols,
         target_dictionary=symbols,
         max_positions=lambda: 64,
-        **{"cfg": SimpleNamespace(), **more},
+        **{"cfg": SimpleNamespace(), "feature_width": FEATURE_WIDTH, "answers": ANSWERS, **more},
     )
 
 
@@ -178,8 +188,11 @@ def run(
 ) -> Tensor:
     """Return the outputs (B, T, V) of a model for a batch, with the source padded on one side.
 
-    For ELECTRA these are the features of the discriminator.
+    For ELECTRA these are the features of the discriminator. For MCAN they are (B, 1, answers); the
+    targets become images with one region per token, and questions are always padded on the right.
     """
+    if backbone == "mcan":
+        return model(**questions(sources, targets, width))[0].unsqueeze(1)
     if backbone == "transformer_lm":
         return model(pad(shift(targets), width=width))[0]
     tokens = pad(sources, left=left, width=width)
@@ -187,6 +200,17 @@ def run(
         return model(tokens, features_only=backbone == "electra")[0]
     lengths = torch.tensor([len(row) for row in sources])
     return model(tokens, lengths, pad(shift(targets)))[0]
+
+
+def questions(sources: list[Tensor], targets: list[Tensor], width: int = 0) -> dict[str, Tensor]:
+    """Return inputs of MCAN: questions, and images with one region for every target token."""
+    table = torch.randn(VOCABULARY, FEATURE_WIDTH, generator=torch.Generator().manual_seed(5))
+    regions = [table[row] for row in targets]
+    return {
+        "src_tokens": pad(sources, width=width),
+        "regions": nn.utils.rnn.pad_sequence(regions, batch_first=True),
+        "num_regions": torch.tensor([len(row) for row in targets]),
+    }
 
 
 def non_padding_outputs(

@@ -8,17 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from fairseq import utils
 from tqdm import tqdm
 
 from ..core.errors import InputError
-from ..tasks.kinds import question_of
+from ..tasks.kinds import is_task, question_of
 from ..tasks.questions import TranslationTokens
 from ..uncertainty.sampling import is_random
 from . import meters
 from .answering import answer, least_certain
-from .evaluate_report import CheckpointReport, calibration, novelty, per_example
+from .evaluate_report import CheckpointReport, calibration, novelty, per_example, set_metrics
 from .loading import (
     DataSelection,
     Loaded,
@@ -57,6 +58,7 @@ class EvaluateSettings:
     translate: bool = True  # whether to compute BLEU and chrF of translation models
     sacrebleu: dict[str, Any] = field(default_factory=dict)  # options of sacrebleu's BLEU
     keep_examples: bool = False  # whether the report has numbers and texts of every example
+    image_noise: float | None = None  # None: as in the training
     cpu: bool = False
     fp16: bool = False
 
@@ -106,6 +108,8 @@ def evaluate_model(
         outside = predict(tqdm(others, f"{name}: {other}", disable=None), labelled=False)
         out_of_domain = novelty(place, other, predictions, outside)
     measured = calibration(question, predictions)
+    indices = np.concatenate(list(batches.parts))
+    measured["metrics"] |= set_metrics(question, batches.dataset, indices, predictions)
     translations: list[Translation] = []
     if is_translation and settings.translate:
         large = load_batches(task, models, select(data, subset, max_tokens=settings.max_tokens))
@@ -114,7 +118,8 @@ def evaluate_model(
         measured["metrics"] = {**scores.pop("metrics"), **measured["metrics"]}
         measured |= scores
     words_at = None
-    has_words = task.source_dictionary is not None  # not in a graph
+    # Not in a graph, and not if the queries are regions of an image.
+    has_words = task.source_dictionary is not None and not is_task(task, "vqa")
     if samples and has_words and len(models) == 1 and is_random(models[0]):
         words_at = varying_words(task, models[0], search.remove_bpe, samples)
     if settings.keep_examples:
@@ -156,9 +161,13 @@ def _load(
     """Load the checkpoints with the task of the first of them; also return their archs."""
     # The masks of a masked language model follow the seed, so all checkpoints get the same masks.
     overrides = {**settings.overrides, "seed": settings.seed}
+    if settings.image_noise is not None:
+        overrides["image_noise"] = settings.image_noise
     members = [load_models([str(path)], settings.data, overrides) for path in paths]
-    for member in members:
+    for member, path in zip(members, paths, strict=True):
         require_settings(settings.overrides, member.config)
+        if settings.image_noise is not None and not is_task(member.task, "vqa"):
+            raise InputError(f"--image-noise: {path} is a model of another task than vqa")
     if first is not None:
         _require_same(first, "the first checkpoint", members[0].config, paths[0], _LANGUAGES)
     for member, path in zip(members[1:], paths[1:], strict=True):

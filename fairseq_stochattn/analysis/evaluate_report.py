@@ -108,6 +108,8 @@ def task_metrics(question: Question, answered: Answered) -> dict[str, float]:
     answers = answered.answers
     if answers.target is None or not isinstance(question, LabelPredictions):
         return {}
+    if question.labels.several_correct:
+        return {}
     gold, predicted = (
         [question.class_name(int(number)) for number in numbers]
         for numbers in (answers.target, answers.prediction)
@@ -121,6 +123,24 @@ def task_metrics(question: Question, answered: Answered) -> dict[str, float]:
         )
     found = question.labels.metrics(gold, predicted)
     return {name: 100 * value for name, value in found.items() if name != "accuracy"}
+
+
+def set_metrics(
+    question: Question, dataset: Any, indices: np.ndarray, answered: Answered
+) -> dict[str, float]:
+    """The metrics of a set whose examples may have several correct answers, in percent.
+
+    ``accuracy`` takes the place of the share of predictions that are the most frequent answer,
+    which becomes ``accuracy_most_frequent``.
+    """
+    if answered.answers.target is None or not isinstance(question, LabelPredictions):
+        return {}
+    answers = answered.answers
+    found = question.labels.metrics_of_set(dataset, indices, answered.example, answers.prediction)
+    if not found:
+        return {}
+    most_frequent = {"accuracy_most_frequent": 100 * float(answers.correct.mean())}
+    return {name: 100 * value for name, value in found.items()} | most_frequent
 
 
 def per_example(
@@ -205,6 +225,8 @@ def as_table(found: dict[str, Any]) -> str:
     models = found["checkpoints"]
     title = f"{found['task']}: {found['split']} of {found['data']}, "
     title += f"{models[0]['examples']} examples, {models[0]['predictions']} predictions"
+    if found.get("image_noise"):
+        title += f", noise of standard deviation {found['image_noise']:g} in the images"
     width = max(12, *(len(model["name"]) + 2 for model in models))
 
     def row(label: str, number_format: str, values: Sequence[Any]) -> str:

@@ -83,6 +83,7 @@ _EVALUATION = table(
         "split": text,
         "task": scalar,
         "samples": scalar,
+        "image_noise": scalar,
         "comparisons": optional(list_of(_COMPARISON)),
     },
 )

@@ -31,7 +31,9 @@ from ..core.head_hooks import HasHeadHooks, HeadOutputs, hook_heads
 from ..core.heads import HeadGroup
 from ..methods.repulsive.meter import feature_meters, feature_sums, head_cosine, systems_of
 from ..models.adapters import install_methods
+from ..models.mcan_layers import ImageDecoder, QuestionEncoder
 
+_TRANSFORMERS = (TransformerEncoderBase, TransformerDecoderBase, QuestionEncoder, ImageDecoder)
 _PLAIN = Namespace(attention="deterministic", attention_sites="all", attention_layers="all")
 
 
@@ -43,7 +45,7 @@ def show_heads(model: nn.Module) -> nn.Module:
     them. Models that already have this package's attention are not changed.
     """
     for module in list(model.modules()):
-        supported = isinstance(module, (TransformerEncoderBase, TransformerDecoderBase))
+        supported = isinstance(module, _TRANSFORMERS)
         supported = supported or (isinstance(module, LSTMDecoder) and module.attention is not None)
         if supported and not hasattr(module, "attention_stacks") and len(module.layers) > 0:
             install_methods([module], _PLAIN)

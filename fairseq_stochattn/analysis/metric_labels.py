@@ -21,6 +21,12 @@ METRIC_LABELS = {
     "bleu": MetricLabel("BLEU", "{:.2f}", "higher", "sacrebleu, for the whole set"),
     "chrf": MetricLabel("chrF", "{:.2f}", "higher", "sacrebleu, for the whole set"),
     "accuracy": MetricLabel("accuracy (%)", "{:.2f}", "higher", "right answers"),
+    "accuracy_most_frequent": MetricLabel(
+        "accuracy of the main answer (%)",
+        "{:.2f}",
+        "higher",
+        "predictions that are the answer most people gave",
+    ),
     "f1": MetricLabel("F1 (%)", "{:.2f}", "higher", "of the class 1, or of entities"),
     "precision": MetricLabel("precision (%)", "{:.2f}", "higher", "of entities"),
     "recall": MetricLabel("recall (%)", "{:.2f}", "higher", "of entities"),

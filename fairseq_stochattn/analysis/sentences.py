@@ -28,8 +28,10 @@ class Sentence:
     name: str  # the beginning of a title, or an empty string for sentences given as text
     net_input: dict[str, Any]  # a batch of one row
     source: list[str]  # input of the encoder
-    read: list[str]  # input of the decoder at each position
-    written: list[str]  # target of the decoder at each position
+    # Input and target of the decoder at each position; both are the regions of an image, if the
+    # sentence is a question about one.
+    read: list[str]
+    written: list[str]
 
     def tokens(self, site: str) -> tuple[list[str], list[str]]:
         """The tokens of the queries and of the keys at a site: encoder, decoder or cross."""
@@ -64,6 +66,8 @@ def sentence_from(evaluation: Evaluation, text: str, target: str | None = None) 
     If ``target`` is None, a translation model translates the text by beam search.
     """
     task, model = evaluation.task, evaluation.model
+    if is_task(task, "vqa"):
+        raise InputError("a question needs an image: choose one of the data with --id")
     tokens = _encode(task.source_dictionary, text)
     longest = np.min(utils.resolve_max_positions(task.max_positions(), model.max_positions()))
     if len(tokens) > longest:
@@ -143,11 +147,21 @@ def build_sentence(
     elif isinstance(model, FairseqEncoderDecoderModel):
         read = _strings(task.target_dictionary, net_input["prev_output_tokens"])
         written = _strings(task.target_dictionary, _unpadded(target, pad))
+    elif "regions" in net_input:
+        read = written = region_names(task, int(net_input["num_regions"]))
     else:
         read, written = [], []
     if next(model.parameters()).is_cuda:
         net_input = utils.move_to_cuda(net_input)
     return Sentence(name, net_input, source, read, written)
+
+
+def region_names(task: Any, count: int) -> list[str]:
+    """The names of an image's regions: row and column in the grid if there is one, or a number."""
+    if task.layout.grid is None:
+        return [str(number) for number in range(count)]
+    columns = task.layout.grid[1]
+    return [f"{number // columns},{number % columns}" for number in range(count)]
 
 
 def _unpadded(tokens: Tensor, pad: int) -> Tensor:

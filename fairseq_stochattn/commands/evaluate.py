@@ -75,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         task = results[0].config.task._name
         origin = {"data": args.data, "task": task, "split": args.gen_subset}
         origin |= {"samples": args.samples, "seed": args.seed}
+        origin |= {} if args.image_noise is None else {"image_noise": args.image_noise}
         content = as_json(reports, differences, **origin)
         if file is not None:
             file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -118,6 +119,7 @@ def _settings(args: argparse.Namespace) -> EvaluateSettings:
             "force": args.tokenized_bleu,  # no warning about tokens that were asked for
         },
         keep_examples=args.keep_examples,
+        image_noise=args.image_noise,
         cpu=args.cpu,
         fp16=args.fp16,
     )
@@ -140,6 +142,8 @@ def _check(args: argparse.Namespace) -> None:
     """Raise ``InputError`` for bad flags now, instead of after a long computation."""
     optional = [x for x in ("limit", "batch_size") if getattr(args, x) is not None]
     require_positive(args, *optional, "beam", "max_tokens")
+    if args.image_noise is not None and not 0 <= args.image_noise < math.inf:
+        raise InputError("--image-noise must not be negative")
     if args.ensemble and len(args.path) < 2:
         raise InputError("--ensemble: give at least two checkpoints to --path")
     if args.samples is None:
@@ -242,6 +246,11 @@ def _add_data(add: Callable[..., Any]) -> None:
     add(
         "--batch-size", type=int, metavar="N",
         help="examples per batch, not counting the copies (default: no limit)",
+    )  # fmt: skip
+    add(
+        "--image-noise", type=float, metavar="S",
+        help="visual question answering: standard deviation of Gaussian noise that is added to "
+        "the features of the images (default: as in the training, usually 0)",
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 | kind                                      | reads                               |
 |-------------------------------------------|-------------------------------------|
-| attention, keys-queries                   | a checkpoint and its data           |
+| attention, image, keys-queries            | a checkpoint and its data           |
 | reliability, risk-coverage, out-of-domain | output of stochattn-evaluate --json |
 | heads                                     | output of stochattn-heads --json    |
 | curves, layers, layer-shares              | the log of fairseq-train            |
@@ -25,6 +25,7 @@ from ..analysis.evaluation_file import read_evaluation
 from ..analysis.heads import show_heads
 from ..analysis.heads_plot import heads_figure
 from ..analysis.heads_report import read_reports
+from ..analysis.image_plot import IMAGE_SITES, POOLING, image_figure, image_maps
 from ..analysis.keys_queries import collect, keys_queries_figure
 from ..analysis.loading import DataSelection, warnings_only
 from ..analysis.sentences import sentence_from, sentences_of
@@ -34,6 +35,7 @@ from ..core.errors import InputError, require_positive
 from ..core.heads import select_heads
 from ..core.optional import require_package
 from ..core.selection import parse_heads
+from ..tasks.kinds import is_task
 from ..uncertainty.sampling import is_random
 from .command import (
     CHECKPOINT_HELP,
@@ -97,6 +99,22 @@ def _attention(args: argparse.Namespace) -> Figure:
         )
     sampling = f"{args.samples} samples" if is_random(evaluation.model) else "not random"
     return attention_figure(maps, f"{args.checkpoint}, {sampling}")
+
+
+def _image(args: argparse.Namespace) -> Figure:
+    require_positive(args, "samples")
+    selection = DataSelection(args.data, args.subset, seed=args.seed, ids=(args.id,))
+    evaluation = Evaluation.load(args.checkpoint, selection, args.cpu)
+    if not is_task(evaluation.task, "vqa"):
+        raise InputError("image: the model was not trained with --task vqa, so it reads no images")
+    show_heads(evaluation.model)
+    (sentence,) = sentences_of(evaluation, [args.id])
+    utils.set_torch_seed(evaluation.seed)
+    sites = args.sites or POOLING
+    maps = image_maps(evaluation, sentence, sites, args.layers, args.samples)
+    sampling = f"{args.samples} samples" if is_random(evaluation.model) else "not random"
+    words = " ".join(sentence.source[:-1])  # without the end-of-sentence symbol
+    return image_figure(maps, f"{args.checkpoint}, {sampling}\n{words} ?")
 
 
 def _keys_queries(args: argparse.Namespace) -> Figure:
@@ -164,6 +182,7 @@ def build_parser() -> OneLineParser:
     _add_attention(
         add_kind("attention", _attention, "mean and std/mean of a sentence's attention weights")
     )
+    _add_image(add_kind("image", _image, "attention over the regions of the image of a question"))
     _add_keys_queries(
         add_kind("keys-queries", _keys_queries, "t-SNE of keys and queries, with their squared MMD")
     )
@@ -217,6 +236,23 @@ def _add_attention(add: Add) -> None:
     add("--id", type=int, action="append", metavar="N", help="sentence N of the data; repeatable")
     add("--text", action="append", help="sentence in the subwords of the data; repeatable")
     add("--target", help="translation of --text (default: the output of the model)")
+    _add_samples(add)
+    add(
+        "--unnormalised",
+        action="store_true",
+        help="draw std/mean of the weights before normalisation (Fig. 3 of the BABN paper)",
+    )
+    _add_output(add)
+
+
+def _add_image(add: Add) -> None:
+    _add_model(add, POOLING, ",".join(IMAGE_SITES))
+    add("--id", type=int, required=True, metavar="N", help="question N of the data")
+    _add_samples(add)
+    _add_output(add)
+
+
+def _add_samples(add: Add) -> None:
     add(
         "--samples",
         type=int,
@@ -224,12 +260,6 @@ def _add_attention(add: Add) -> None:
         metavar="K",
         help="number of samples of the attention (default: %(default)s)",
     )
-    add(
-        "--unnormalised",
-        action="store_true",
-        help="draw std/mean of the weights before normalisation (Fig. 3 of the BABN paper)",
-    )
-    _add_output(add)
 
 
 def _add_keys_queries(add: Add) -> None:
@@ -259,10 +289,10 @@ def _add_keys_queries(add: Add) -> None:
     _add_output(add)
 
 
-def _add_model(add: Add, default_site: str) -> None:
+def _add_model(add: Add, default_site: str, sites: str = "encoder,decoder,cross") -> None:
     add("checkpoint", type=Path, help=CHECKPOINT_HELP)
     add("data", help=DATA_HELP)
-    add("--sites", help=f"all, or some of encoder,decoder,cross (default: {default_site})")
+    add("--sites", help=f"all, or some of {sites} (default: {default_site})")
     add(
         "--layers",
         default="last",

@@ -7,7 +7,7 @@ of one forward pass.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -71,6 +71,15 @@ class AttentionStack(nn.Module):
         self.tokens = tokens
         # Cached decoding has one query per step and collects no losses: no padding needed.
         self.query_padding = None if incremental else tokens.eq(padding_idx)
+        self.clear()
+
+    def begin_without_tokens(self, query_padding: Tensor) -> None:
+        """Start a new forward pass whose queries are no tokens, such as regions of an image.
+
+        ``query_padding`` is (B, T), True at padding.
+        """
+        self.tokens = None
+        self.query_padding = query_padding
         self.clear()
 
     def clear(self) -> None:
@@ -137,7 +146,8 @@ def build_stacks(
     its modules are; ``layers`` are numbers of the full model.
     """
     check_drops(chain)
-    chosen = methods_by_site(chain, sites, list(attentions), names[0])
+    no_tokens = {site for site, vocabulary in (vocabularies or {}).items() if vocabulary is None}
+    chosen = methods_by_site(chain, sites, list(attentions), names[0], no_tokens)
     stacks = {}
     for site, modules in attentions.items():
         sizes = modules[0].sizes()
@@ -193,12 +203,24 @@ def check_drops(chain: Chain) -> None:
 
 
 def methods_by_site(
-    chain: Chain, spec: Selection, present: Sequence[str], name: str = "sites"
+    chain: Chain,
+    spec: Selection,
+    present: Sequence[str],
+    name: str = "sites",
+    no_tokens: Collection[str] = (),
 ) -> dict[str, list[str]]:
-    """For each site of the model, the methods of the chain that act there."""
+    """For each site of the model, the methods of the chain that act there.
+
+    At the sites in ``no_tokens`` the queries are no tokens, but for example regions of an image.
+    """
     wanted = parse_sites(spec, present, name)
+
+    def sites_of(method: str) -> list[str]:
+        barred = no_tokens if METHODS[method].needs_tokens else ()
+        return [site for site in METHODS[method].sites if site not in barred]
+
     for method in chain:
-        acts_on = METHODS[method].sites
+        acts_on = sites_of(method)
         for site in wanted if as_text(spec, name) != "all" else ():
             if site not in acts_on:
                 raise InputError(
@@ -210,6 +232,4 @@ def methods_by_site(
                 f"{method} acts on {', '.join(acts_on)} attention, "
                 f"this model has only {', '.join(present)}"
             )
-    return {
-        site: [m for m in chain if site in wanted and site in METHODS[m].sites] for site in present
-    }
+    return {site: [m for m in chain if site in wanted and site in sites_of(m)] for site in present}

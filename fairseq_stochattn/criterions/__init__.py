@@ -1,6 +1,7 @@
 """Criterions that wrap the task's own criterion and add the losses of the attention.
 
-Only electra and token_tagging wrap nothing: they are the own criterions of the tasks of that name.
+electra, token_tagging, node_classification and vqa wrap nothing: they are the own criterions of the
+tasks of that name.
 """
 
 from . import (

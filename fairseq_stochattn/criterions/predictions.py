@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from fairseq.criterions import FairseqCriterion
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
@@ -20,6 +21,7 @@ from ..core.divergences import Divergence
 from ..tasks.token_tagging import IGNORED
 from .electra import ElectraCriterion
 from .token_tagging import TokenTaggingCriterion
+from .vqa import VQACriterion
 
 FORWARD = Divergence()  # KL(p_clean ‖ p_adversarial) with a constant p_clean
 # Criterions with one prediction per target token, over a vocabulary.
@@ -52,6 +54,8 @@ def target_logits(
     if isinstance(criterion, SentenceRankingCriterion):
         return torch.cat(list(outputs), dim=1)  # one distribution over the options
     (logits,) = outputs
+    if isinstance(criterion, VQACriterion):
+        return F.logsigmoid(logits.float())  # its softmax: the sigmoids, divided by their sum
     if isinstance(criterion, ElectraCriterion):
         not_padding = sample["net_input"]["src_tokens"].ne(criterion.padding_idx)
         replaced = logits[not_padding]

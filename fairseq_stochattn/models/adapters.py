@@ -25,6 +25,7 @@ from ..core.pruning import KeptLayers
 from ..core.stack import Vocabulary, build_stacks
 from .embeddings import SegmentEmbedding
 from .lstm_attention import StochasticAttentionLayer
+from .mcan_layers import ImageDecoder, QuestionEncoder
 from .method_flags import SELECTION_FLAGS, chain_from, method_names
 from .multihead_attention import StochasticMultiheadAttention
 from .pruning import part_of
@@ -82,6 +83,15 @@ class DecoderAdapter:
         return found
 
 
+class ImageAdapter(DecoderAdapter):
+    """Adapter for MCAN's layers over image regions, which attend to each other and to words."""
+
+    def forward(self, regions: Tensor, padding: Tensor, *args: Any) -> Tensor:
+        for stack in self.attention_stacks.values():
+            stack.begin_without_tokens(padding)
+        return super().forward(regions, padding, *args)
+
+
 class RecurrentAdapter:
     """Adapter for LSTM decoders, whose only attention is called once per target token."""
 
@@ -114,6 +124,8 @@ class GraphAdapter:
 
 _ADAPTERS = {
     GraphEncoder: GraphAdapter,
+    QuestionEncoder: EncoderAdapter,
+    ImageDecoder: ImageAdapter,
     TransformerEncoderBase: EncoderAdapter,
     TransformerDecoderBase: DecoderAdapter,
     LSTMDecoder: RecurrentAdapter,
@@ -156,7 +168,7 @@ def install_methods(
 
 
 def vocabulary_of(owner: nn.Module) -> Vocabulary | None:
-    """The vocabulary size and padding id of an encoder or decoder; None of a graph."""
+    """The vocabulary size and padding id of an encoder or decoder; None of graphs and images."""
     if not hasattr(owner, "dictionary"):
         return None
     return Vocabulary(len(owner.dictionary), owner.dictionary.pad())

@@ -11,6 +11,7 @@ from fairseq.tasks import TASK_REGISTRY
 from ..compat import UsageError
 from ..core.errors import InputError
 from . import labels, questions
+from .vqa_labels import VQAAnswers
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ KINDS = (
     TaskKind("sentence_ranking", "sentence_ranking", labels=labels.Choice),
     TaskKind("token_tagging", "token_tagging", labels=labels.Tagging),
     TaskKind("node_classification", "node_classification", labels=labels.NodeClasses),
+    TaskKind("vqa", "vqa", labels=VQAAnswers),
 )
 # Criterions that the criterions of this plugin can wrap.
 WRAPPABLE = (*dict.fromkeys(kind.criterion for kind in KINDS), "adaptive_loss")

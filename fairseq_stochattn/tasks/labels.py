@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from fairseq import utils
@@ -40,6 +40,9 @@ class Prediction:
 
 class Labels(ABC):
     """Runs a model on batches of a task, reads its predictions and computes metrics."""
+
+    # An example may have several correct classes; then only ``metrics_of_set`` is used to evaluate.
+    several_correct: ClassVar[bool] = False
 
     def __init__(self, task: Any) -> None:
         self.task = task
@@ -70,6 +73,16 @@ class Labels(ABC):
     @abstractmethod
     def metrics(self, gold: list[Any], predicted: list[Any]) -> dict[str, float]:
         """Return the metrics by name, as fractions of 1."""
+
+    def metrics_of_set(
+        self, dataset: Any, indices: Any, examples: Any, predicted: Any
+    ) -> dict[str, float]:
+        """Return metrics that need more than one correct class, as fractions of 1; by default none.
+
+        ``indices`` are all examples of ``dataset`` that were read; ``examples`` (N,) are those with
+        a correct class, and ``predicted`` (N,) their predicted classes.
+        """
+        return {}
 
 
 def _logits(model: nn.Module, net_input: dict[str, Tensor], head: str) -> Tensor:

@@ -101,7 +101,9 @@ def sampled_passes(
     As many copies run together as ``max_tokens`` allows. Each output is a tensor (copies, B, …).
     """
     inputs = [x for name, x in sample.items() if name.startswith("net_input")]
-    tokens = max(x.numel() for part in inputs for x in part.values() if isinstance(x, Tensor))
+    # Of features (B, R, width), rows count as tokens, and not single numbers.
+    tensors = [x for part in inputs for x in part.values() if isinstance(x, Tensor)]
+    tokens = max(x.shape[:2].numel() for x in tensors)
     together = samples if max_tokens is None else max(1, min(samples, max_tokens // tokens))
     for start in range(0, samples, together):
         copies = min(together, samples - start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shlex
 import subprocess
@@ -19,7 +20,7 @@ from plot_heads import read_accuracies
 
 COMMANDS = (
     *("python3", "fairseq-train", "fairseq-generate", "fairseq-score", "sacremoses", "sacrebleu"),
-    *("stochattn-import", "stochattn-predict"),
+    *("stochattn-import", "stochattn-predict", "stochattn-prepare", "stochattn-evaluate"),
 )
 # Stands in for every command: records its arguments and succeeds.
 STUB = """#!/bin/bash
@@ -117,6 +118,30 @@ def test_classifiers_have_the_optimizers_of_lin(task: str, base: str, tmp_path: 
     assert flags[flags.index("--arch") + 1] == f"self_attentive_{task}"
     assert flags[flags.index("--encoder-embed-path") + 1] == "vectors.txt"
     assert flags[flags.index("--seed") + 1] == "7"
+
+
+@pytest.mark.parametrize(("method", "config"), [("ct", "easy_vqa"), ("babn", "vqa2")])
+def test_questions_about_images_have_a_baseline(method: str, config: str, tmp_path: Path) -> None:
+    """The method and the question-only model are trained alike, and evaluated side by side."""
+    found = calls(tmp_path, "vqa/run.sh", "out", METHOD=method, CONFIG=config, NOISE="2")
+    first, second = [call for call in found if call[0] == "fairseq-train"]
+    preset = "tiny" if config == "easy_vqa" else "papers"
+    name = "alignment" if method == "ct" else method
+    assert first[first.index("--arch") + 1] == f"mcan_{name}_{preset}"
+    assert second[second.index("--arch") + 1] == f"mcan_deterministic_{preset}"
+    assert "--no-image" in second
+    assert "--no-image" not in first
+    for flag in ("--lr", "--batch-size", "--max-epoch", "--seed"):
+        assert first[first.index(flag) + 1] == second[second.index(flag) + 1]
+    if config == "vqa2":
+        rates = ast.literal_eval(first[first.index("--lr") + 1])
+        papers = [min(2.5e-5 * epoch, 1e-4) for epoch in range(1, 11)]
+        assert rates == pytest.approx([*papers, 2e-5, 2e-5, 4e-6])
+    evaluated = [call for call in found if call[0] == "stochattn-evaluate"]
+    assert [call[call.index("--image-noise") + 1] for call in evaluated] == ["0", "2"]
+    assert all(
+        f"out/{name}/checkpoint_best.pt" in evaluated[0] for name in (method, "question-only")
+    )
 
 
 def test_the_sweep_reads_every_accuracy(tmp_path: Path) -> None:
