@@ -12,6 +12,24 @@ ddp.apply()
 resume.apply()
 
 from .. import criterions, optim, tasks  # noqa: E402, F401
-from . import electra, gat, lstm, roberta, self_attentive, transformer, transformer_lm  # noqa: E402
+from . import (  # noqa: E402
+    electra,
+    gat,
+    graph_writer,
+    lstm,
+    roberta,
+    self_attentive,
+    transformer,
+    transformer_lm,
+)
 
-__all__ = ["electra", "gat", "lstm", "roberta", "self_attentive", "transformer", "transformer_lm"]
+__all__ = [
+    "electra",
+    "gat",
+    "graph_writer",
+    "lstm",
+    "roberta",
+    "self_attentive",
+    "transformer",
+    "transformer_lm",
+]
