@@ -48,6 +48,7 @@ setup(
         ],
         "analysis": ["scipy>=1.11", "scikit-learn>=1.3", "matplotlib>=3.8"],
         "pretrained": ["safetensors>=0.4", "tokenizers>=0.20"],
+        "text": ["nltk>=3.9"],  # METEOR of stochattn-score-text
         "huggingface": ["transformers>=5.0", "accelerate>=1.1", "safetensors>=0.4"],
         "dev": [
             *("pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.6"),
@@ -68,6 +69,7 @@ setup(
                 "predict": "predict",
                 "prepare": "prepare",
                 "report": "report",
+                "score-text": "score_text",
             }.items()
         ],
     },
