@@ -17,7 +17,8 @@ import re
 import sys
 import tarfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from tqdm import tqdm
 
 from fairseq_stochattn.tasks.graph_text_file import ENTITY, GraphText
 from steps.command import build_output, common_parser, main_of, positive_int, source_files
-from steps.delexicalise import Mentions, spoken
+from steps.delexicalise import Mentions, Tokenise, spoken
 from steps.errors import PrepError
 from steps.fetch import Remote
 from steps.graph_text import summary, write_corpus
@@ -109,15 +110,20 @@ def relation_words(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", readable(name)).lower()
 
 
-def tokeniser() -> Callable[[str], list[str]]:
+def tokeniser() -> Tokenise:
     """Return a function that splits text into lower-cased tokens."""
     from sacremoses import MosesTokenizer
 
     moses = MosesTokenizer(lang="en")
-    return lambda text: moses.tokenize(text, escape=False, return_str=True).lower().split()
+
+    @lru_cache(maxsize=2**16)  # the same names occur in many sets of triples
+    def tokenise(text: str) -> tuple[str, ...]:
+        return tuple(moses.tokenize(text, escape=False, return_str=True).lower().split())
+
+    return tokenise
 
 
-def convert(entry: Entry, every_text: bool, tokenise: Callable[[str], list[str]]) -> list[GraphText]:
+def convert(entry: Entry, every_text: bool, tokenise: Tokenise) -> list[GraphText]:
     """The examples of an entry: one per text, or one for all of them."""
     subjects = [readable(subject) for subject, _, _ in entry.triples]
     objects = [readable(value) for _, _, value in entry.triples]

@@ -13,7 +13,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 
-Tokenise = Callable[[str], list[str]]
+Tokenise = Callable[[str], Sequence[str]]
 
 MONTHS = (
     *("january", "february", "march", "april", "may", "june", "july", "august", "september"),
