@@ -105,7 +105,9 @@ def inputs(sources: Sequence[Tensor]) -> dict[str, Tensor]:
     return {name: x for name, x in made.items() if name != "prev_output_tokens"}
 
 
-def build(of: SimpleNamespace, arch: str = "graph_writer", seed: int = 1, **flags: Any) -> nn.Module:
+def build(
+    of: SimpleNamespace, arch: str = "graph_writer", seed: int = 1, **flags: Any
+) -> nn.Module:
     """A tiny model, by default without dropout."""
     rates = {"dropout": 0.0, "attention_dropout": 0.0}
     args = Namespace(arch=arch, **{**SIZES, **rates, **flags})

@@ -3,8 +3,8 @@
 A name matches if its tokens occur in the text one after another, ignoring case, accents and the
 kind of dashes and quotes. Besides the name itself, these forms match: the name without a bracket at
 its end; for a date, "day month year", with or without "the … of", and "month day , year"; for a
-number, its digits with a comma between thousands or with ".0". Longer matches precede shorter ones, and no token
-belongs to two matches. An entity that is written in another way stays in words.
+number, its digits with a comma between thousands or with ".0". Longer matches precede shorter ones,
+and no token belongs to two matches. An entity that is written in another way stays in words.
 """
 
 from __future__ import annotations

@@ -74,9 +74,7 @@ def write_corpus(
     most = max(len(example.entities) for example in everything)
     types = {symbol for example in everything for symbol in example.types}
     vocabulary = build_vocabulary(splits["train"], least, types, most)
-    dictionaries = {
-        part: folder / f"dict.{part}.txt" for part in ("graph", "relation", "text")
-    }
+    dictionaries = {part: folder / f"dict.{part}.txt" for part in ("graph", "relation", "text")}
     for part, path in dictionaries.items():
         write_dictionary(getattr(vocabulary, part), path)
     lines = folder / "lines"

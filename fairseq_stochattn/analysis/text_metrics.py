@@ -69,7 +69,9 @@ def bleu(rows: Sequence[Generated], order: int) -> float:
 def meteor(text: str, references: Sequence[str]) -> float:
     """METEOR of the best reference, without synonyms."""
     score = optional_import("nltk.translate.meteor_score", "METEOR", "text").meteor_score
-    return score([reference.split() for reference in references], text.split(), wordnet=NoSynonyms())
+    return score(
+        [reference.split() for reference in references], text.split(), wordnet=NoSynonyms()
+    )
 
 
 def rouge_n(text: str, references: Sequence[str], n: int) -> float:

@@ -20,7 +20,9 @@ from ..core.optional import require_package
 from ..tasks.graph_text_file import GraphText, read_graph_texts
 from .command import SUBSET_HELP, OneLineParser, command, require_output
 
-DESCRIPTION = "Measure generated texts about graphs: BLEU-1 to 4, METEOR, ROUGE and entity coverage."
+DESCRIPTION = (
+    "Measure generated texts about graphs: BLEU-1 to 4, METEOR, ROUGE and entity coverage."
+)
 
 
 @command

@@ -70,7 +70,9 @@ class GraphTextEncoder(FairseqEncoder):
         nn.init.normal_(self.embed_nodes.weight, std=dim**-0.5)
         self.entities = WordEncoder(self.embed_tokens, dim, args.dropout)
         self.title = WordEncoder(self.embed_tokens, dim, args.dropout) if titles else None
-        self.layers = nn.ModuleList(TransformerEncoderLayer(args) for _ in range(args.encoder_layers))
+        self.layers = nn.ModuleList(
+            TransformerEncoderLayer(args) for _ in range(args.encoder_layers)
+        )
         self.layer_norm = nn.LayerNorm(dim) if args.encoder_normalize_before else None
 
     @property

@@ -73,4 +73,6 @@ def test_a_perfect_text_has_perfect_scores() -> None:
 
 def test_symbols_become_names_of_the_same_graph() -> None:
     graph = GraphText(["new york", "paris"], ["<a>", "<a>"], [], "", [])
-    assert graph.fill("<entity_1> , not <entity_0> nor <entity_7> .") == "paris , not new york nor ."
+    assert (
+        graph.fill("<entity_1> , not <entity_0> nor <entity_7> .") == "paris , not new york nor ."
+    )

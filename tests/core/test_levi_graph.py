@@ -54,9 +54,7 @@ def test_a_mask_per_sentence_equals_one_mask_at_a_time(kind: str) -> None:
     for row in range(3):
         layer.stack.begin(torch.full((1, 6), 7), zoo.PAD)
         one = x[:, row : row + 1]
-        alone = layer(
-            one, one, one, padding[row : row + 1], attn_mask=as_given(blocked[row])
-        )[0]
+        alone = layer(one, one, one, padding[row : row + 1], attn_mask=as_given(blocked[row]))[0]
         torch.testing.assert_close(together[:, row : row + 1], alone, rtol=0, atol=1e-6)
 
 

@@ -45,7 +45,12 @@ ARCHIVE = {
         entry("University", ["A_(town) | population | 4000.0"], "The town of A has 4,000 people.")
     ),
     "webnlg/test/testdata_with_lex.xml": document(
-        entry("University", ["A | name | &quot;Bee Cee&quot;@en"], "A is called Bee Cee.", "A is Bee Cee."),
+        entry(
+            "University",
+            ["A | name | &quot;Bee Cee&quot;@en"],
+            "A is called Bee Cee.",
+            "A is Bee Cee.",
+        ),
         entry("Politician", ["D | name | E"], "D is E."),
         entry("Politician", ["D | name | F"]),
     ),
