@@ -7,6 +7,7 @@ Entity symbols are replaced by the names of the entities of the same graph.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def checked(
-    graphs: Sequence[GraphText], texts: dict[int, str], args: object
+    graphs: Sequence[GraphText], texts: dict[int, str], args: argparse.Namespace
 ) -> Iterator[tuple[int, GraphText]]:
     """Yield the graphs with their numbers; raises unless all have a text and references."""
     for number in texts:

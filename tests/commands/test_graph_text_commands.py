@@ -14,7 +14,7 @@ import graph_texts
 import runner
 from bad_input import refusal
 from evaluating import evaluate
-from fairseq_stochattn.commands import score_text
+from fairseq_stochattn.commands import plot, score_text
 from fairseq_stochattn.core.errors import InputError
 from fairseq_stochattn.core.method import METHODS
 from fairseq_stochattn.tasks.graph_text_file import read_graph_texts
@@ -99,6 +99,11 @@ def test_uncertainty_is_measured(data: Path, trained: Path) -> None:
     assert model["samples"] == 3
     assert model["metrics"]["mutual_information"] > 0
     assert "bleu" not in model["metrics"]  # stochattn-score-text has it
+
+
+def test_attention_over_nodes_is_not_drawn_as_words(data: Path, trained: Path) -> None:
+    flags = ("attention", trained, data, "--id", 0, "--cpu", "--output", trained.parent / "x.png")
+    assert "it reads nodes" in refusal(plot.main, *flags)
 
 
 def test_data_that_does_not_fit_is_one_line(data: Path, tmp_path: Path) -> None:
