@@ -51,7 +51,7 @@ ARCHIVE = {
             "A is called Bee Cee.",
             "A is Bee Cee.",
         ),
-        entry("Politician", ["D | name | E"], "D is E."),
+        entry("Politician", ["D | name | Eve"], "D is Eve."),
         entry("Politician", ["D | name | F"]),
     ),
     "webnlg/test/testdata_no_lex.xml": document(entry("Politician", ["D | name | E"])),
@@ -80,7 +80,7 @@ def test_webnlg_in_miniature(tmp_path: Path) -> None:
     assert (test.entities, test.text) == (["a", "bee cee"], "<entity_0> is called <entity_1> .")
     assert test.references == ["a is called bee cee .", "a is bee cee ."]
     (unseen,) = examples(tmp_path / "out", "test_unseen")  # the entry without a text is left out
-    assert unseen.references == ["d is e ."]
+    assert unseen.references == ["d is eve ."]
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["splits"]["train"]["mentioned"] == 5
     symbols = Dictionary.load(str(tmp_path / "out" / "dict.text.txt")).symbols
