@@ -12,6 +12,7 @@ A line is an object with these fields; all texts are tokens separated by spaces:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,12 @@ def read_graph_texts(path: Path) -> Iterator[GraphText]:
         with path.open(encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    yield _checked(parse_json(line))
+                    value = parse_json(line)
+                    if "\\u" in line:  # an escape can encode half of a surrogate pair
+                        json.dumps(value, ensure_ascii=False).encode()
+                    yield _checked(value)
+                except UnicodeEncodeError:
+                    raise InputError(f"{path}, line {number} has half a character") from None
                 except (InputError, ValueError) as error:
                     raise InputError(f"{path}, line {number} {error}") from None
     except UnicodeDecodeError:

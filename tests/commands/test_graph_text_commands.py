@@ -115,6 +115,7 @@ def test_data_that_does_not_fit_is_one_line(data: Path, tmp_path: Path) -> None:
         ({"types": []}, "entities but 0 types"),
         ({"text": None}, "has a 'text' or 'title'"),
         ({"references": "w1"}, "has no list of texts 'references'"),
+        ({"entities": ["\ud800"], "types": ["<agent>"]}, "line 1 has half a character"),
     ):
         path.write_text(json.dumps({**row, **change}) + "\n")
         with pytest.raises(InputError, match=re.escape(message)):
