@@ -20,7 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from fairseq_stochattn.tasks.graph_text_file import ENTITY, GraphText
+from fairseq_stochattn.core.graph_text_file import ENTITY, GraphText
 from steps.command import build_output, common_parser, main_of, positive_int, source_files
 from steps.errors import PrepError
 from steps.fetch import Remote

@@ -15,8 +15,8 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
 from torch import Tensor, nn
 
+from fairseq_stochattn.core.graph_text_file import ENTITY, GraphText, relation_symbol
 from fairseq_stochattn.tasks.graph_text_dataset import GraphTextDataset
-from fairseq_stochattn.tasks.graph_text_file import ENTITY, GraphText, relation_symbol
 
 RELATIONS = ("likes", "knows", "owns")
 TYPES = ("<agent>", "<patient>")

@@ -1,6 +1,6 @@
 """Write a corpus of graphs with texts, for ``--task graph_to_text`` and as pairs of lines.
 
-- SPLIT.jsonl: the graphs and texts; ``fairseq_stochattn/tasks/graph_text_file.py`` describes it.
+- SPLIT.jsonl: the graphs and texts; ``fairseq_stochattn/core/graph_text_file.py`` describes it.
 - dict.graph.txt, dict.relation.txt, dict.text.txt: words of names and titles with all symbols,
   relations, and words of texts with the symbols of types and, at the end, of entities.
 - SPLIT.graph-text.graph and .text, binarised: the same corpus for ``--task translation -s graph
@@ -19,7 +19,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from fairseq_stochattn.tasks.graph_text_file import ENTITY, GraphText, is_entity, relation_symbol
+from fairseq_stochattn.core.graph_text_file import ENTITY, GraphText, is_entity, relation_symbol
 from steps.binary import binarise_text, write_dictionary
 from steps.errors import PrepError
 

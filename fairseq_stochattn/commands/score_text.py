@@ -17,8 +17,8 @@ from ..analysis.data_files import require_split_name
 from ..analysis.text_metrics import Generated, text_metrics
 from ..core.errors import InputError
 from ..core.files import atomic_file
+from ..core.graph_text_file import GraphText, read_graph_texts
 from ..core.optional import require_package
-from ..tasks.graph_text_file import GraphText, read_graph_texts
 from .command import SUBSET_HELP, OneLineParser, command, require_output
 
 DESCRIPTION = (

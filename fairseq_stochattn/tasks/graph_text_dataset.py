@@ -11,7 +11,7 @@ from fairseq.data import Dictionary, FairseqDataset
 from torch import Tensor
 
 from ..core.errors import InputError
-from .graph_text_file import GraphText, relation_symbol
+from ..core.graph_text_file import GraphText, relation_symbol
 
 
 class Encoded(NamedTuple):

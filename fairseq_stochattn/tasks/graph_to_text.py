@@ -1,6 +1,6 @@
 """``--task graph_to_text``: texts about knowledge graphs, with copied entities.
 
-The data is that of ``stochattn-prepare webnlg`` or ``agenda``: SPLIT.jsonl (graph_text_file.py),
+The data is that of ``stochattn-prepare webnlg`` or ``agenda``: SPLIT.jsonl (core/graph_text_file.py),
 dict.graph.txt (words of entities and titles), dict.relation.txt and dict.text.txt. The last symbols
 of dict.text.txt are those of entities: <entity_3> is entity 3 of the graph at hand.
 """
@@ -15,8 +15,8 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import MISSING
 
 from ..compat import UsageError, exit_on_bad_input
+from ..core.graph_text_file import is_entity, read_graph_texts
 from .graph_text_dataset import GraphTextDataset
-from .graph_text_file import is_entity, read_graph_texts
 
 PARTS = ("graph", "relation", "text")
 

@@ -16,7 +16,7 @@ from fairseq_stochattn.analysis.text_metrics import (
     rouge_n,
     text_metrics,
 )
-from fairseq_stochattn.tasks.graph_text_file import GraphText
+from fairseq_stochattn.core.graph_text_file import GraphText
 
 
 def test_bleu_by_hand() -> None:

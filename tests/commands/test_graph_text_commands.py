@@ -16,8 +16,8 @@ from bad_input import refusal
 from evaluating import evaluate
 from fairseq_stochattn.commands import plot, score_text
 from fairseq_stochattn.core.errors import InputError
+from fairseq_stochattn.core.graph_text_file import read_graph_texts
 from fairseq_stochattn.core.method import METHODS
-from fairseq_stochattn.tasks.graph_text_file import read_graph_texts
 
 FLAGS = (
     *("--task", "graph_to_text", "--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 16),

@@ -12,7 +12,7 @@ import labelled
 import prepare_agenda
 import prepare_webnlg
 import runner
-from fairseq_stochattn.tasks.graph_text_file import GraphText, read_graph_texts
+from fairseq_stochattn.core.graph_text_file import GraphText, read_graph_texts
 from steps.delexicalise import Mentions, forms, ordinal
 from steps.errors import PrepError
 from steps.lines import Report, TextFile

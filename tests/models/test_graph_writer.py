@@ -12,10 +12,10 @@ from torch import Tensor, nn
 import graph_texts
 import zoo
 from fairseq_stochattn.compat import UsageError
+from fairseq_stochattn.core.graph_text_file import ENTITY, GraphText
 from fairseq_stochattn.core.heads import find_heads
 from fairseq_stochattn.core.method import METHODS
 from fairseq_stochattn.models.graph_text_decoder import IMPOSSIBLE
-from fairseq_stochattn.tasks.graph_text_file import ENTITY, GraphText
 from fairseq_stochattn.uncertainty.sampling import sampled_attention
 
 CLOSE = {"rtol": 1e-5, "atol": 2e-6}

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import InputError
-from ..core.json_input import parse_json
+from .errors import InputError
+from .json_input import parse_json
 
 ENTITY = "<entity_{}>"
 
