@@ -1,8 +1,9 @@
 """``--task graph_to_text``: texts about knowledge graphs, with copied entities.
 
-The data is that of ``stochattn-prepare webnlg`` or ``agenda``: SPLIT.jsonl (core/graph_text_file.py),
-dict.graph.txt (words of entities and titles), dict.relation.txt and dict.text.txt. The last symbols
-of dict.text.txt are those of entities: <entity_3> is entity 3 of the graph at hand.
+The data is that of ``stochattn-prepare webnlg`` or ``agenda``: SPLIT.jsonl, described in
+core/graph_text_file.py, dict.graph.txt (words of entities and titles), dict.relation.txt and
+dict.text.txt. The last symbols of dict.text.txt are those of entities: <entity_3> is entity 3 of
+the graph at hand.
 """
 
 from dataclasses import dataclass, field
