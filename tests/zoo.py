@@ -11,6 +11,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
 from torch import Tensor, nn
 
+import graph_texts
 from fairseq_stochattn.core.method import METHODS
 from fairseq_stochattn.models import backbone as backbones
 
@@ -56,6 +57,7 @@ TINY = {
         "encoder_layers": 3,
         "max_positions": 64,
     },
+    "graph_writer": graph_texts.SIZES,
     "electra": {
         "encoder_embed_dim": 16,
         "embedding_dim": 8,
@@ -116,7 +118,8 @@ def build(
     args = Namespace(arch=arch, **{**TINY[backbone_of(arch)], **rates, **overrides})
     ARCH_CONFIG_REGISTRY[arch](args)
     torch.manual_seed(seed)
-    return build_model(args, for_task or task())
+    own = graph_texts.task() if backbone_of(arch) == "graph_writer" else task()
+    return build_model(args, for_task or own)
 
 
 SELF_ATTENTIVE = {
@@ -190,9 +193,13 @@ def run(
 
     For ELECTRA these are the features of the discriminator. For MCAN they are (B, 1, answers); the
     targets become images with one region per token, and questions are always padded on the right.
+    GraphWriter reads graphs made of the sources.
     """
     if backbone == "mcan":
         return model(**questions(sources, targets, width))[0].unsqueeze(1)
+    if backbone == "graph_writer":
+        previous = pad(shift(targets))
+        return model(prev_output_tokens=previous, **graph_texts.inputs(sources))[0]
     if backbone == "transformer_lm":
         return model(pad(shift(targets), width=width))[0]
     tokens = pad(sources, left=left, width=width)

@@ -81,7 +81,7 @@ def evaluate_model(
     """
     (models, task, config), archs = _load(paths, settings, first)
     question, search = question_of(task), settings.search(task)
-    is_translation = isinstance(question, TranslationTokens)
+    is_translation = type(question) is TranslationTokens
     dtype = torch.float16 if settings.fp16 else torch.float32
     for model in models:
         model.to(chosen_device(settings.cpu), dtype)
@@ -119,7 +119,7 @@ def evaluate_model(
         measured |= scores
     words_at = None
     # Not in a graph, and not if the queries are regions of an image.
-    has_words = task.source_dictionary is not None and not is_task(task, "vqa")
+    has_words = task.source_dictionary is not None and question.words_are_attended
     if samples and has_words and len(models) == 1 and is_random(models[0]):
         words_at = varying_words(task, models[0], search.remove_bpe, samples)
     if settings.keep_examples:

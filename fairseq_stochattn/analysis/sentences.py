@@ -68,6 +68,7 @@ def sentence_from(evaluation: Evaluation, text: str, target: str | None = None) 
     task, model = evaluation.task, evaluation.model
     if is_task(task, "vqa"):
         raise InputError("a question needs an image: choose one of the data with --id")
+    refuse_graphs(task)
     tokens = _encode(task.source_dictionary, text)
     longest = np.min(utils.resolve_max_positions(task.max_positions(), model.max_positions()))
     if len(tokens) > longest:
@@ -88,6 +89,12 @@ def sentence_from(evaluation: Evaluation, text: str, target: str | None = None) 
         written = _encode(task.target_dictionary, target)
     net_input["prev_output_tokens"] = torch.cat([written[-1:], written[:-1]])[None]
     return build_sentence(task, model, "", net_input, written[None])
+
+
+def refuse_graphs(task: Any) -> None:
+    """Raise ``InputError`` if the model reads graphs, whose nodes are no words of a text."""
+    if is_task(task, "graph_to_text"):
+        raise InputError("the attention of a graph_to_text model cannot be shown: it reads nodes")
 
 
 def _source(tokens: Tensor) -> dict[str, Tensor]:
@@ -135,6 +142,7 @@ def build_sentence(
 
     Even a single sentence has padding if --required-seq-len-multiple is set.
     """
+    refuse_graphs(task)
     pad = task.source_dictionary.pad()
     net_input = {
         key: _unpadded(value, pad) if key in ("src_tokens", "prev_output_tokens") else value

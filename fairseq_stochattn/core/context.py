@@ -78,10 +78,12 @@ def mask_from_padding(padding: Tensor | None) -> AttentionMask:
 def mask_from_both(
     padding: Tensor | None, attn_mask: Tensor
 ) -> tuple[AttentionMask, Tensor | None]:
-    """The mask of padding keys (B, S) and ``attn_mask`` (T, S) or (B, H, T, S) together.
+    """The mask of padding keys (B, S) and ``attn_mask`` (T, S), (B, T, S) or (B, H, T, S) together.
 
     Also returns the finite part of a float ``attn_mask``, to be added to the logits.
     """
+    if attn_mask.dim() == 3:  # one mask per sentence, for all heads
+        attn_mask = attn_mask.unsqueeze(1)
     bias, never = None, attn_mask.bool()
     if attn_mask.is_floating_point():
         never = attn_mask <= BLOCKED_BELOW

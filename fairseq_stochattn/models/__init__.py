@@ -15,6 +15,7 @@ from .. import criterions, optim, tasks  # noqa: E402, F401
 from . import (  # noqa: E402
     electra,
     gat,
+    graph_writer,
     lstm,
     mcan,
     roberta,
@@ -26,6 +27,7 @@ from . import (  # noqa: E402
 __all__ = [
     "electra",
     "gat",
+    "graph_writer",
     "lstm",
     "mcan",
     "roberta",

@@ -24,6 +24,9 @@ from ..core.method import METHODS
 from ..core.pruning import KeptLayers
 from ..core.stack import Vocabulary, build_stacks
 from .embeddings import SegmentEmbedding
+from .graph_text_adapters import GraphTextDecoderAdapter, GraphTextEncoderAdapter
+from .graph_text_decoder import GraphTextDecoder
+from .graph_text_encoder import GraphTextEncoder
 from .lstm_attention import StochasticAttentionLayer
 from .mcan_layers import ImageDecoder, QuestionEncoder
 from .method_flags import SELECTION_FLAGS, chain_from, method_names
@@ -126,6 +129,8 @@ _ADAPTERS = {
     GraphEncoder: GraphAdapter,
     QuestionEncoder: EncoderAdapter,
     ImageDecoder: ImageAdapter,
+    GraphTextDecoder: GraphTextDecoderAdapter,
+    GraphTextEncoder: GraphTextEncoderAdapter,
     TransformerEncoderBase: EncoderAdapter,
     TransformerDecoderBase: DecoderAdapter,
     LSTMDecoder: RecurrentAdapter,
@@ -169,6 +174,8 @@ def install_methods(
 
 def vocabulary_of(owner: nn.Module) -> Vocabulary | None:
     """The vocabulary size and padding id of an encoder or decoder; None of graphs and images."""
+    if hasattr(owner, "vocabulary"):
+        return owner.vocabulary()
     if not hasattr(owner, "dictionary"):
         return None
     return Vocabulary(len(owner.dictionary), owner.dictionary.pad())

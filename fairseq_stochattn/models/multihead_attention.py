@@ -74,7 +74,7 @@ class StochasticMultiheadAttention(HasHeadHooks, MultiheadAttention):
         incremental_state: IncrementalState | None = None,
         need_weights: bool = True,
         static_kv: bool = False,
-        attn_mask: Tensor | None = None,  # (T, S)
+        attn_mask: Tensor | None = None,  # (T, S), (B, T, S) or (B, H, T, S)
         before_softmax: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:

@@ -30,6 +30,7 @@ class TaskKind:
 # A subclass of a task must precede the task itself, since the first match is used.
 KINDS = (
     TaskKind("translation", "label_smoothed_cross_entropy", question=questions.TranslationTokens),
+    TaskKind("graph_to_text", "label_smoothed_cross_entropy", question=questions.GraphTextTokens),
     TaskKind("language_modeling", "cross_entropy", question=questions.NextTokens),
     TaskKind("electra", "electra", pretraining=True),
     TaskKind("masked_lm", "masked_lm", pretraining=True, question=questions.MaskedTokens),

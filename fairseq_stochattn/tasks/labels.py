@@ -43,6 +43,7 @@ class Labels(ABC):
 
     # An example may have several correct classes; then only ``metrics_of_set`` is used to evaluate.
     several_correct: ClassVar[bool] = False
+    words_are_attended: ClassVar[bool] = True  # whether the model attends to tokens of a text
 
     def __init__(self, task: Any) -> None:
         self.task = task

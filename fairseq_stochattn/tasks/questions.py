@@ -28,6 +28,7 @@ class Question(ABC):
     """The features, log-probabilities, target and text of every predicted position."""
 
     classes_are_tokens = True  # whether the classes are tokens, so that perplexity is meaningful
+    words_are_attended = True  # whether the model attends to the tokens of a source
 
     def __init__(self, task: Any) -> None:
         self.task = task
@@ -76,6 +77,18 @@ class TranslationTokens(Question):
         return f"{source} → {before} [?]"
 
 
+class GraphTextTokens(TranslationTokens):
+    """Graph to text: predicts the next word or entity from the graph and earlier tokens."""
+
+    words_are_attended = False  # but to nodes
+
+    def features(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        return model(**inputs["net_input"])[0]  # includes the last layer, which reads the graph
+
+    def log_probs(self, model: nn.Module, features: Tensor) -> Tensor:
+        return features.log_softmax(dim=-1)
+
+
 class NextTokens(Question):
     """Language modelling: predicts the next token of a text from the earlier tokens."""
 
@@ -113,6 +126,7 @@ class LabelPredictions(Question):
     def __init__(self, labels: Labels) -> None:
         super().__init__(labels.task)
         self.labels = labels
+        self.words_are_attended = labels.words_are_attended
 
     def features(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         return self.labels.logits(model, inputs)  # includes the last layer, which is small here

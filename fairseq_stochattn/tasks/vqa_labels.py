@@ -23,6 +23,7 @@ class VQAAnswers(Labels):
     """
 
     several_correct = True
+    words_are_attended = False  # but to the regions of an image, too
 
     def logits(self, model: nn.Module, batch: dict[str, Any]) -> Tensor:
         # The softmax of these log-probabilities divides the sigmoids by their sum.

@@ -98,7 +98,7 @@ def test_help_lists_every_script(capsys: pytest.CaptureFixture) -> None:
     [
         (["multi3k", "--out", "x"], "unknown corpus 'multi3k': did you mean multi30k"),
         (["GLUE"], "did you mean glue"),
-        (["zzzzzz"], "unknown corpus 'zzzzzz': choose age, anli, "),
+        (["zzzzzz"], "unknown corpus 'zzzzzz': choose age, agenda, anli, "),
         ([], "the name of a corpus is missing"),
     ],
     ids=["similar", "upper case", "nothing similar", "no corpus"],

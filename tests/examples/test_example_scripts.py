@@ -11,6 +11,7 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+from fairseq import options
 
 import runner
 from fairseq_stochattn.optim.repulsive import Repulsive
@@ -156,3 +157,20 @@ def test_the_sweep_reads_every_accuracy(tmp_path: Path) -> None:
     assert read_accuracies(tmp_path, "age") == {"plain": {1: [80, 82]}, "svgd": {5: [90]}}
     with pytest.raises(SystemExit, match=r"run heads\.sh first"):
         read_accuracies(tmp_path, "yelp")
+
+
+@pytest.mark.parametrize("corpus", ["webnlg", "agenda"])
+@pytest.mark.parametrize(
+    "method", ["plain", "repulsive", "head_diversity", "babn", "bam", "transformer"]
+)
+def test_graph_to_text_trains_every_method(corpus: str, method: str, tmp_path: Path) -> None:
+    """The flags are those of a model that exists; the last of a repeated flag counts."""
+    flags = training(tmp_path, "graph_to_text/run.sh", corpus, tmp_path / "out", METHOD=method)
+    given = options.parse_args_and_arch(options.get_training_parser(), flags[1:])
+    size = 128 if corpus == "webnlg" else 500
+    wanted = "translation" if method == "transformer" else "graph_to_text"
+    assert (given.task, given.encoder_embed_dim) == (wanted, size)
+    assert (given.optimizer == "repulsive") == (method == "repulsive")
+    assert given.criterion == {
+        "head_diversity": "head_diversity", "babn": "elbo", "bam": "elbo",
+    }.get(method, "label_smoothed_cross_entropy")  # fmt: skip
