@@ -144,12 +144,9 @@ def _write_split(
         files = [stack.enter_context((out / name).open("w", encoding="utf-8")) for name in names]
         progress = tqdm(cut, f"{split}: windows", len(paragraphs), leave=False, disable=None)
         for paragraph, (context, *questions) in progress:
-            rows = [
-                row
-                for question, pieces in zip(paragraph.questions, questions, strict=True)
-                if (row := _checked(split, question, pieces, paragraph, context, counts))
-                is not None
-            ]
+            pairs = zip(paragraph.questions, questions, strict=True)
+            checked = (_checked(split, *pair, paragraph, context, counts) for pair in pairs)
+            rows = [row for row in checked if row is not None]
             for question, pieces, span in rows:
                 labelled = labelled or question.answers is not None
                 _write_question(question, pieces, span, context, encoding, windows, counts, files)
@@ -257,8 +254,9 @@ def summary(manifest: dict[str, Any], out: Path) -> str:
     lines.append(f"vocabulary: {manifest['vocabulary']} entries")
     model = manifest["model"]
     pair = " --separator-token 2" if model["two_separators"] else ""
+    plugin = "" if "--user-dir" in model["flags"] else " --user-dir fairseq_stochattn"
     lines.append(
-        f"train with: fairseq-train {shlex.quote(str(out))} --user-dir fairseq_stochattn "
-        f"--task question_answering --criterion question_answering {model['flags']}{pair}"
+        f"train with: fairseq-train {shlex.quote(str(out))}{plugin} --task question_answering "
+        f"--criterion question_answering {model['flags']}{pair}"
     )
     return "\n".join(lines)

@@ -1,6 +1,7 @@
 """Criterions that wrap the task's own criterion and add the losses of the attention.
 
-Only electra and token_tagging wrap nothing: they are the own criterions of the tasks of that name.
+Only electra, question_answering and token_tagging wrap nothing: they are the own criterions of the
+tasks of that name.
 """
 
 from . import (
@@ -12,6 +13,7 @@ from . import (
     electra,
     freelb,
     head_diversity,
+    question_answering,
     smart,
     token_tagging,
 )
@@ -25,6 +27,7 @@ __all__ = [
     "electra",
     "freelb",
     "head_diversity",
+    "question_answering",
     "smart",
     "token_tagging",
 ]

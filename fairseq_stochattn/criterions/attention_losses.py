@@ -29,7 +29,12 @@ from ..methods.babn.prior import KLSettings
 from ..models.config import flags_of, is_typed, join_configs, without_defaults
 from ..models.method_flags import settings_flags, settings_from
 from ..tasks.kinds import WRAPPABLE, criterion_name
-from . import electra, node_classification, token_tagging  # noqa: F401  (registers the criterions that are wrapped)
+from . import (  # noqa: F401  (registers the criterions that are wrapped)
+    electra,
+    node_classification,
+    question_answering,
+    token_tagging,
+)
 
 
 @dataclass
