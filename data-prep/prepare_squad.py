@@ -8,8 +8,9 @@ tokens is cut into windows, which begin every --stride subwords. The official te
 public: the development set becomes the validation set. With --holdout N, every N-th article of the
 training set becomes the validation set and the development set the test set. With --articles A B C,
 only the development set is used, and it is split by article: its first A articles are the training
-set, the next B the validation set and the next C the test set. The files of --from may be packed
-(dev-v2.0.json.gz). A file in SQuAD's format with other questions can take the place of each.
+set, the next B the validation set and the next C the test set. --answerable leaves out the
+questions without an answer, so that the files of SQuAD 2.0 give the task of SQuAD 1.1. The files of
+--from may be packed (dev-v2.0.json.gz).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,15 @@ def _by_number(
     return splits
 
 
+def answerable(article: Article) -> Article:
+    """Return an article without the questions that have no answer."""
+    paragraphs = (
+        replace(part, questions=tuple(x for x in part.questions if x.answers != ()))
+        for part in article.paragraphs
+    )
+    return replace(article, paragraphs=tuple(paragraphs))
+
+
 def not_negative(text: str) -> int:
     """Parse a whole number of at least 0, for argparse."""
     if not text.isascii() or not text.isdigit():
@@ -148,6 +159,11 @@ def run(argv: Sequence[str] | None) -> None:
         help="cut questions to N subwords, default: %(default)s",
     )
     add(
+        "--answerable",
+        action="store_true",
+        help="leave out the questions without an answer",
+    )
+    add(
         "--holdout",
         type=positive_int,
         default=0,
@@ -178,11 +194,14 @@ def run(argv: Sequence[str] | None) -> None:
         "lowercase": encoding.lowercase,
         "holdout": args.holdout,
         "articles": args.articles,
+        "answerable": args.answerable,
     }
     model = [x for x in (encoding.model, *encoding.files, encoding.dictionary) if x is not None]
 
     def build(folder: Path) -> dict[str, Any]:
         splits = split_articles(files, args)
+        if args.answerable:
+            splits = {name: list(map(answerable, part)) for name, part in splits.items()}
         return prepare(splits, encoding, windows, folder, args.workers, args.keep_text)
 
     build_output(args, arguments, [*files.values(), *model], build, summary)

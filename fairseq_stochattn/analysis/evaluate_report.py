@@ -13,6 +13,7 @@ import numpy as np
 from ..core.errors import InputError
 from ..tasks.labels import Tagging
 from ..tasks.questions import LabelPredictions, Question
+from ..tasks.span_labels import SpanPositions
 from ..uncertainty.measures import (
     Answers,
     auroc,
@@ -104,10 +105,14 @@ def calibration(question: Question, answered: Answered) -> dict[str, Any]:
 
 
 def task_metrics(question: Question, answered: Answered) -> dict[str, float]:
-    """The metrics of GLUE and of entities besides accuracy, in percent; empty for tokens."""
+    """The metrics of GLUE, entities and spans besides accuracy, in percent; empty for tokens."""
     answers = answered.answers
     if answers.target is None or not isinstance(question, LabelPredictions):
         return {}
+    if isinstance(question.labels, SpanPositions):
+        # The start and the end of a window are adjacent.
+        spans = (x.reshape(-1, 2).tolist() for x in (answers.target, answers.prediction))
+        return {name: 100 * value for name, value in question.labels.metrics(*spans).items()}
     gold, predicted = (
         [question.class_name(int(number)) for number in numbers]
         for numbers in (answers.target, answers.prediction)

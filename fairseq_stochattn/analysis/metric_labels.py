@@ -21,6 +21,12 @@ METRIC_LABELS = {
     "bleu": MetricLabel("BLEU", "{:.2f}", "higher", "sacrebleu, for the whole set"),
     "chrf": MetricLabel("chrF", "{:.2f}", "higher", "sacrebleu, for the whole set"),
     "accuracy": MetricLabel("accuracy (%)", "{:.2f}", "higher", "right answers"),
+    "exact": MetricLabel(
+        "exact spans (%)",
+        "{:.2f}",
+        "higher",
+        "windows in which start and end of the answer are right",
+    ),
     "f1": MetricLabel("F1 (%)", "{:.2f}", "higher", "of the class 1, or of entities"),
     "precision": MetricLabel("precision (%)", "{:.2f}", "higher", "of entities"),
     "recall": MetricLabel("recall (%)", "{:.2f}", "higher", "of entities"),

@@ -35,6 +35,7 @@ from omegaconf import II, MISSING
 from torch import Tensor, nn
 
 from ..compat import UsageError
+from ..core.distributions import at_least_float
 from .token_tagging import data_dictionary
 
 SPAN_HEAD = "span_head"
@@ -97,12 +98,12 @@ def answerable(tokens: Tensor, dictionary: Dictionary) -> Tensor:
 
 
 def span_logits(output: Tensor, tokens: Tensor, dictionary: Dictionary) -> Tensor:
-    """Return start and end logits in fp32, (B, T, 2) → (B, 2, T).
+    """Return start and end logits in fp32 or fp64, (B, T, 2) → (B, 2, T).
 
     Positions that cannot be an answer, such as the question and padding, are set to ``IMPOSSIBLE``,
     so that the probabilities of a row do not depend on its batch.
     """
-    logits = output.float().transpose(1, 2)
+    logits = at_least_float(output).transpose(1, 2)
     return logits.masked_fill(~answerable(tokens, dictionary)[:, None], IMPOSSIBLE)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..core.errors import InputError
 from .labels import Choice, Labels, NodeClasses, Tagging
+from .span_labels import SpanPositions
 
 WINDOW = 12  # number of tokens that are shown on either side of a position
 Decode = Callable[[Dictionary, Tensor], str]
@@ -28,6 +29,7 @@ class Question(ABC):
     """The features, log-probabilities, target and text of every predicted position."""
 
     classes_are_tokens = True  # whether the classes are tokens, so that perplexity is meaningful
+    made_at_tokens = True  # whether the prediction at position n is made at token n of the input
 
     def __init__(self, task: Any) -> None:
         self.task = task
@@ -106,13 +108,14 @@ class MaskedTokens(Question):
 
 
 class LabelPredictions(Question):
-    """Fine-tuned tasks: predicts the class of a sentence, the correct option or a word's tag."""
+    """Fine-tuned tasks: predicts the class of a sentence, the correct option, a word's tag or a span."""
 
     classes_are_tokens = False
 
     def __init__(self, labels: Labels) -> None:
         super().__init__(labels.task)
         self.labels = labels
+        self.made_at_tokens = not isinstance(labels, SpanPositions)
 
     def features(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         return self.labels.logits(model, inputs)  # includes the last layer, which is small here
@@ -140,6 +143,8 @@ class LabelPredictions(Question):
         tokens = batch["net_input"]["src_tokens"][0]
         if isinstance(self.labels, Tagging):
             return _marked(symbols, tokens, position, decode)
+        if isinstance(self.labels, SpanPositions):
+            return f"{('start', 'end')[position]}: {decode(symbols, tokens)}"
         return decode(symbols, tokens)
 
 
