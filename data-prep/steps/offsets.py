@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from steps import subwords
 from steps.errors import PrepError
@@ -91,11 +91,18 @@ def _splitter(kind: str, model: Path | None) -> Callable[[list[str]], list[Row]]
         )
     processor = subwords.load_sentencepiece(model)
 
-    def cut(texts: list[str]) -> list[Row]:
-        found = (processor.encode(text, out_type="immutable_proto") for text in texts)
-        return [[(x.piece, x.begin, x.end) for x in proto.pieces] for proto in found]
+    return lambda texts: [_sentencepieces(processor, text) for text in texts]
 
-    return cut
+
+def _sentencepieces(processor: Any, text: str) -> Row:
+    """Return the pieces of a text with their characters, in all versions of sentencepiece."""
+    try:
+        found = processor.encode(text, return_type="offset_mapping")
+    except (TypeError, ValueError):  # before 0.2.2
+        pieces = processor.encode(text, out_type="immutable_proto").pieces
+        return [(x.piece, x.begin, x.end) for x in pieces]
+    places = zip(found["pieces"], found["offsets"], strict=True)
+    return [(piece, start, end) for piece, (start, end) in places]
 
 
 def _words(text: str) -> Row:

@@ -25,7 +25,7 @@ METRIC_LABELS = {
         "exact spans (%)",
         "{:.2f}",
         "higher",
-        "windows in which start and end of the answer are right",
+        "both start and end of the answer are right",
     ),
     "f1": MetricLabel("F1 (%)", "{:.2f}", "higher", "of the class 1, or of entities"),
     "precision": MetricLabel("precision (%)", "{:.2f}", "higher", "of entities"),

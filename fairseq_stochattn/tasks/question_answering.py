@@ -225,5 +225,5 @@ class QuestionAnsweringTask(FairseqTask):
         return self.dictionary
 
     @property
-    def target_dictionary(self) -> None:
-        return None  # the classes are positions
+    def target_dictionary(self) -> Dictionary:
+        return self.dictionary  # not used: the classes are positions

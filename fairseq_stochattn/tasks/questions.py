@@ -108,7 +108,7 @@ class MaskedTokens(Question):
 
 
 class LabelPredictions(Question):
-    """Fine-tuned tasks: predicts the class of a sentence, the correct option, a word's tag or a span."""
+    """Fine-tuned tasks: predicts a sentence's class, the correct option, a word's tag or a span."""
 
     classes_are_tokens = False
 
