@@ -180,6 +180,8 @@ def run(argv: Sequence[str] | None) -> None:
         "validation and C for testing",
     )
     args = parser.parse_args(argv)
+    if args.halve:
+        raise PrepError("--halve is not for SQuAD: --holdout and --articles split it by article")
     encoding = encoding_of(args)
     check(args, encoding.room(2))
     files = find_files(args)
