@@ -46,7 +46,8 @@ def snli(folder: Path) -> Path:
         )
         return "".join(json.dumps(line) + "\n" for line in lines)
 
-    files = {f"snli_1.0/snli_1.0_{s}.jsonl": rows(n, 12) for n, s in enumerate(("train", "dev", "test"))}  # fmt: skip
+    splits = enumerate(("train", "dev", "test"))
+    files = {f"snli_1.0/snli_1.0_{split}.jsonl": rows(seed, 12) for seed, split in splits}
     return labelled.write(folder, {"snli_1.0.zip": files})
 
 
@@ -94,7 +95,10 @@ def hellaswag(folder: Path) -> Path:
 
 
 # Pair → (script, flags, writer) of both corpora, the number of classes, and the flags of training.
-CLASSIFY = (*("--task", "sentence_prediction", "--criterion", "sentence_prediction"), "--init-token", 0)  # fmt: skip
+CLASSIFY = (
+    *("--task", "sentence_prediction", "--criterion", "sentence_prediction"),
+    *("--init-token", 0),
+)
 PAIRS = {
     "snli-mnli": (
         (prepare_snli, (), snli), (prepare_glue, ("--task", "MNLI"), mnli),
@@ -139,27 +143,18 @@ def test_a_pair_end_to_end(pair: str, tmp_path: Path, capsys: pytest.CaptureFixt
     other = found["out_of_domain"]["metrics"]
     # Out of domain the figures are those of an evaluation of that set itself.
     alone = tmp_path / "alone.json"
-    args = (outside, "--path", checkpoint, "--samples", 0, "--cpu", "--gen-subset", "test", "--json", alone)  # fmt: skip
+    args = (
+        *(outside, "--path", checkpoint, "--samples", 0, "--cpu"),
+        *("--gen-subset", "test", "--json", alone),
+    )
     assert evaluate.main([str(x) for x in args]) == 0
     (itself,) = json.loads(alone.read_text())["checkpoints"]
     assert other["nll_mean_attention"] == pytest.approx(itself["metrics"]["nll"], abs=1e-4)
     assert set(other) >= {"accuracy", "ece", "pavpu"}
     assert table.main([str(file)]) == 0
     lines = capsys.readouterr().out.strip().splitlines()[-2:]
-    assert lines[0].split() == [
-        "accuracy",
-        "in",
-        "accuracy",
-        "out",
-        "ECE",
-        "in",
-        "ECE",
-        "out",
-        "PAvPU",
-        "in",
-        "PAvPU",
-        "out",
-    ]
+    headings = [x for name in ("accuracy", "ECE", "PAvPU") for x in (name, "in", name, "out")]
+    assert lines[0].split() == headings
     shown = [float(x) for x in lines[1].split()[1:]]
     expected = [
         factor * metrics[name]
@@ -193,7 +188,8 @@ def test_labels_that_mean_something_else_are_not_used(tmp_path: Path) -> None:
     """Data with other classes is compared by uncertainty alone."""
     first, _, task = PAIRS["snli-mnli"]
     inside = prepared(first, tmp_path / "a")
-    outside = prepared((prepare_glue, ("--task", "QQP"), qqp), tmp_path / "b", "--model-from", inside)  # fmt: skip
+    other = (prepare_glue, ("--task", "QQP"), qqp)
+    outside = prepared(other, tmp_path / "b", "--model-from", inside)
     flags = ("--arch", "roberta_deterministic", *sizes.ROBERTA, *task, "--max-positions", 64)
     runner.train(inside, tmp_path / "run", *flags, "--max-update", 1)
     file = tmp_path / "x.json"
@@ -272,8 +268,9 @@ def test_the_script_halves_both_development_sets(
     import test_example_scripts as scripts
 
     monkeypatch.setattr(scripts, "COMMANDS", (*scripts.COMMANDS, "stochattn-evaluate"))
-    (tmp_path / "out").mkdir()
-    # The import that the stub does not do.
+    # What the import and the preparation leave, which the stubs do not.
+    tasks = {"snli": "SNLI", "qqp": "QQP", "swag": "SWAG", "cola": "CoLA"}
+    (tmp_path / "out" / tasks[pair.partition("-")[0]]).mkdir(parents=True)
     manifest = {"model": {"flags": "--x 1", "two_separators": True}}
     (tmp_path / "out" / "imported").mkdir()
     (tmp_path / "out" / "imported" / "manifest.json").write_text(json.dumps(manifest))
