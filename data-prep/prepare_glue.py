@@ -13,7 +13,9 @@ mrpc_dev_ids.tsv instead, which are the files that this script downloads. MNLI h
 and two test sets: valid and test are the matched sets, valid1 and test1 the mismatched sets. GLUE
 does not publish the labels of most test sets, so these sets contain only inputs. With --holdout N,
 every N-th training example becomes the validation set and the development set becomes the test set,
-so that settings can be chosen without it.
+so that settings can be chosen without it. --domains splits CoLA's development set as its authors
+do: sentences from sources that the training set has (527) stay in valid, the others (516) are the
+split valid_outside.
 
 Classes: not_entailment, entailment for QNLI and RTE; contradiction, neutral, entailment (the order
 of fairseq's roberta.large.mnli) for MNLI; 0, 1 for the other tasks. As in fairseq's recipe, the
@@ -187,6 +189,19 @@ def hold_out(tables: dict[str, Table], every: int) -> dict[str, Table]:
     return {"train": partial(part, False), "valid": partial(part, True), "test": dev}
 
 
+def by_domain(tables: dict[str, Table]) -> dict[str, Table]:
+    """Move CoLA's sentences from sources that train does not have to valid_outside."""
+    known = {row["source"] for row in tables["train"](Report())}
+
+    def part(outside: bool, report: Report) -> Iterator[dict[str, str]]:
+        # Both parts are in one file, so its unreadable rows are counted only for valid.
+        for row in tables["valid"](Report() if outside else report):
+            if (row["source"] not in known) == outside:
+                yield row
+
+    return {**tables, "valid": partial(part, False), "valid_outside": partial(part, True)}
+
+
 def prepare_task(name: str, args: Namespace) -> None:
     """Prepare one task from unpacked tables or archives in --from, or from downloads."""
     task = TASKS[name]
@@ -206,6 +221,8 @@ def prepare_task(name: str, args: Namespace) -> None:
     held_out = {}  # recorded only where it is used: outputs of before are still recognised
     if args.holdout:
         tables, held_out = hold_out(tables, args.holdout), {"holdout": args.holdout}
+    if args.domains:
+        tables, held_out = by_domain(tables), {**held_out, "domains": True}
     prepare_corpus(args, task.spec, paths, tables, task.convert, task=name, **held_out)
 
 
@@ -228,9 +245,18 @@ def run(argv: Sequence[str] | None) -> None:
         help="make every N-th training example the validation set, and GLUE's development set the "
         "test set; default: GLUE's own splits",
     )
+    parser.add_argument(
+        "--domains",
+        action="store_true",
+        help="CoLA: put the sentences from other sources than those of train into valid_outside",
+    )
     args = parser.parse_args(argv)
     if args.holdout == 1:
         raise PrepError("--holdout 1 leaves no training example: take 2 or more")
+    if args.holdout and (args.domains or args.halve):
+        raise PrepError("--holdout cannot be combined with --halve or --domains")
+    if args.domains and args.task != "CoLA":
+        raise PrepError("--domains is for --task CoLA, whose rows name their source")
     if args.task != "all":
         prepare_task(args.task, args)
         return

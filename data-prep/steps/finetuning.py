@@ -219,7 +219,7 @@ def prepare(
         stats_by_split[split].dropped.update(report.dropped)
         splits[split] = {"mended": dict(report.repaired)}
     shared = overlap.find_overlap(text_folder, list(tables), spec.parts, drop=False)
-    encoding = _with_model(encoding, [text_folder / f"train.{part}" for part in spec.parts], out)
+    encoding = with_model(encoding, [text_folder / f"train.{part}" for part in spec.parts], out)
     for split, stats in stats_by_split.items():
         write_subwords(split, spec, encoding, text_folder, subword_folder, workers, stats)
     dictionary = make_dictionary(spec, encoding, subword_folder, scratch, workers)
@@ -257,7 +257,7 @@ def prepare(
     }
 
 
-def _with_model(encoding: Encoding, train: list[Path], out: Path) -> Encoding:
+def with_model(encoding: Encoding, train: list[Path], out: Path) -> Encoding:
     """Learn the subword model into ``out``, or copy a ready-made one there."""
     name = subwords.model_name(encoding.kind)
     if name is None:

@@ -21,7 +21,7 @@ from steps.lines import Report, TextFile
 from steps.manifest import NAME as MANIFEST
 from steps.manifest import read_manifest
 from steps.models import TOKENIZER_FILES
-from steps.tables import Table
+from steps.tables import Table, halve_valid
 from steps.translation import shard_folders
 
 SPM_FILES = ("spm.model", "sentencepiece.bpe.model")
@@ -78,6 +78,12 @@ def parser_for(documentation: str, downloads: bool = True) -> OneLineParser:
         metavar="N",
         help="truncate examples to N tokens with all special tokens, as papers count (such as 128);"
         " in a pair, the longer text first; default: --max-tokens plus 2",
+    )
+    parser.add_argument(
+        "--halve",
+        action="store_true",
+        help="split the development set into a validation set, its rows 1, 3, 5 …, and a test set, "
+        "its rows 2, 4, 6 …; the test set of the corpus is left out",
     )
     parser.add_argument(
         "--lowercase",
@@ -185,6 +191,9 @@ def prepare_corpus(
     ``corpus_arguments`` are recorded in the manifest together with the common arguments.
     """
     encoding = encoding_of(args)
+    if args.halve:
+        # Recorded only where it is used: outputs of before are still recognised.
+        tables, corpus_arguments["halve"] = halve_valid(tables), True
     arguments = {
         **asdict(spec),
         "labels": list(spec.labels),

@@ -171,6 +171,33 @@ def concatenate(tables: Iterable[Table]) -> Table:
     return lambda report: chain.from_iterable(table(report) for table in tables)
 
 
+def every_other(table: Table, odd: bool) -> Table:
+    """Return a table with rows 0, 2, 4, … of another, or with ``odd`` rows 1, 3, 5, …
+
+    Rows that cannot be read are counted once, with the even rows.
+    """
+
+    def rows_of(report: Report) -> Iterator[Any]:
+        for number, row in enumerate(table(Report() if odd else report)):
+            if number % 2 == odd:
+                yield row
+
+    return rows_of
+
+
+def halve_valid(tables: dict[str, Table]) -> dict[str, Table]:
+    """Replace the development sets, valid…, by two halves each, valid… and test….
+
+    Test sets of the corpus are left out.
+    """
+    halves = {split: table for split, table in tables.items() if not split.startswith("test")}
+    for split in [split for split in halves if split.startswith("valid")]:
+        table = halves[split]
+        halves[split] = every_other(table, odd=False)
+        halves[split.replace("valid", "test", 1)] = every_other(table, odd=True)
+    return halves
+
+
 def split_by_hash(
     table: Table, key: Callable[[Any], str], shares: dict[str, int]
 ) -> dict[str, Table]:

@@ -108,6 +108,7 @@ def evaluate(shop: Workshop, run: Run, models: list[Path]) -> Measured:
         measures = numbers(found["metrics"])
         if outside := found.get("out_of_domain"):
             measures |= numbers(outside["auroc"], "ood_auroc_")
+            measures |= numbers(outside.get("metrics") or {}, "outside_")
         for number, extra in enumerate(shop.suite.extras):
             output = Path(temporary) / f"extra{number}.json"
             command = (*extra.command, *(extra.valid if run.tuning else extra.test))

@@ -15,7 +15,7 @@
 #   layerdrop, cell_dropout            the same without learning
 # PRESET is the name of a file in configs/, without .sh; by default small. CORPUS=FOLDER contains the files
 # of the task; without it they are downloaded. Existing data is reused; an interrupted training continues.
-# LENGTH=128 cuts the examples to 128 tokens. SEEDS="1 2 3" trains once per seed and prints mean ± standard
+# LENGTH=128 cuts the examples to 128 tokens. PREPARE has further flags for the preparation, such as --halve. SEEDS="1 2 3" trains once per seed and prints mean ± standard
 # deviation. All validation and test sets are predicted; those of GLUE's test sets are also written to
 # OUT/submission/NAME in GLUE's format.
 set -euo pipefail
@@ -88,7 +88,8 @@ if [ -n "$CHECKPOINT" ]; then
 elif [ ! -f "$start" ]; then
   stochattn-import "${MODEL:?"set MODEL to the folder of an encoder"}" "$imported" --arch "${BACKBONE}_deterministic"
 fi
-python3 "$root/data-prep/${prepare[0]}" "${prepare[@]:1}" --out "$out/$task/data" \
+read -ra more <<< "${PREPARE:-}"
+python3 "$root/data-prep/${prepare[0]}" "${prepare[@]:1}" "${more[@]}" --out "$out/$task/data" \
   --model-from "$imported" ${CORPUS:+--from "$CORPUS"} ${LENGTH:+--max-length "$LENGTH"}
 # The flags of the model are in the manifest of the import; the arch comes from METHOD. A model that was
 # pre-trained here has the sizes of its arch, and those after OUT.

@@ -185,6 +185,7 @@ def _describe(
         "entropy": float(answers.predictive_entropy[index]),
         "mutual_information": float(answers.mutual_information[index]),
     }
-    if words_at is not None and "net_input" in batch:  # not in multiple choice: several texts
+    # Not in multiple choice, which has several texts.
+    if words_at is not None and question.made_at_tokens and "net_input" in batch:
         described["words"] = words_at(batch, int(position))
     return described

@@ -24,6 +24,7 @@ from .loading import (
     DataSelection,
     Loaded,
     chosen_device,
+    labels_fit,
     load_batches,
     load_models,
     other_data,
@@ -105,8 +106,9 @@ def evaluate_model(
         place, other = settings.out_of_domain
         with other_data(task, data, place):
             others = load_batches(task, models, select(place, other, max_tokens=tokens))
-        outside = predict(tqdm(others, f"{name}: {other}", disable=None), labelled=False)
-        out_of_domain = novelty(place, other, predictions, outside)
+        labelled = labels_fit(task, data, place, other)
+        outside = predict(tqdm(others, f"{name}: {other}", disable=None), labelled=labelled)
+        out_of_domain = novelty(question, place, other, predictions, outside)
     measured = calibration(question, predictions)
     indices = np.concatenate(list(batches.parts))
     measured["metrics"] |= set_metrics(question, batches.dataset, indices, predictions)

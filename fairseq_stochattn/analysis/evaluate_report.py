@@ -13,6 +13,7 @@ import numpy as np
 from ..core.errors import InputError
 from ..tasks.labels import Tagging
 from ..tasks.questions import LabelPredictions, Question
+from ..tasks.span_labels import SpanPositions
 from ..uncertainty.measures import (
     Answers,
     auroc,
@@ -104,10 +105,14 @@ def calibration(question: Question, answered: Answered) -> dict[str, Any]:
 
 
 def task_metrics(question: Question, answered: Answered) -> dict[str, float]:
-    """The metrics of GLUE and of entities besides accuracy, in percent; empty for tokens."""
+    """The metrics of GLUE, entities and spans besides accuracy, in percent; empty for tokens."""
     answers = answered.answers
     if answers.target is None or not isinstance(question, LabelPredictions):
         return {}
+    if isinstance(question.labels, SpanPositions):
+        # The start and the end of a window are adjacent.
+        spans = (x.reshape(-1, 2).tolist() for x in (answers.target, answers.prediction))
+        return {name: 100 * value for name, value in question.labels.metrics(*spans).items()}
     if question.labels.several_correct:
         return {}
     gold, predicted = (
@@ -168,12 +173,15 @@ def per_example(
     return found
 
 
-def novelty(data: str, subset: str, inside: Answered, outside: Answered) -> dict[str, Any]:
-    """How well uncertainty tells another data set (``outside``) from this one (``inside``).
+def novelty(
+    question: Question, data: str, subset: str, inside: Answered, outside: Answered
+) -> dict[str, Any]:
+    """How a model does on another data set (``outside``) than this one (``inside``).
 
-    The result has the AUROC of every measure and the entropy distributions of both data sets. The
-    uncertainty of an example is the mean over its predictions. ``data`` and ``subset`` name the
-    other data set.
+    The result has the AUROC of every measure as a detector of the other set, and the entropy
+    distributions of both sets. If the other set has labels, it also has the same metrics and
+    reliability bins as this one. The uncertainty of an example is the mean over its predictions.
+    ``data`` and ``subset`` name the other data set.
     """
     values = {
         name: [by_example(measure(x.answers), x.example) for x in (inside, outside)]
@@ -187,7 +195,14 @@ def novelty(data: str, subset: str, inside: Answered, outside: Answered) -> dict
         "examples": len(values["entropy"][1]),
         "auroc": {name: auroc(*pair) for name, pair in values.items()},
         "entropy_cdf": dict(zip(names, curves, strict=True)),
+        **({} if outside.answers.target is None else _measured(question, outside)),
     }
+
+
+def _measured(question: Question, outside: Answered) -> dict[str, Any]:
+    """The metrics and reliability bins of a set with labels."""
+    found = calibration(question, outside)
+    return {name: found[name] for name in ("metrics", "reliability")}
 
 
 def as_json(
@@ -252,6 +267,12 @@ def as_table(found: dict[str, Any]) -> str:
         for name in _OUT_OF_DOMAIN_MEASURES:
             values = [model["out_of_domain"]["auroc"][name] for model in models]
             lines.append(row(f"AUROC of {name.replace('_', ' ')}", "{:.4f}", values))
+        measured = [model["out_of_domain"].get("metrics") or {} for model in models]
+        lines += ["", "out of domain:"] if any(measured) else []
+        for name, metric in METRIC_LABELS.items():
+            values = [metrics.get(name) for metrics in measured]
+            if any(value is not None for value in values):
+                lines.append(row(metric.label, metric.format, values))
     lines += [""] if any(model.get("signature") for model in models) else []
     for label, key in (("BLEU", "signature"), ("chrF", "chrf_signature")):
         signatures = dict.fromkeys(model[key] for model in models if model.get(key))

@@ -58,7 +58,7 @@ _OUT_OF_DOMAIN = table(
             dict.fromkeys(("entropy", "in_domain", "out_of_domain"), _CURVE)
         ),
     },
-    {"data": scalar},
+    {"data": scalar, "metrics": mapping_of(_measured), "reliability": list_of(_bin)},
 )
 _CHECKPOINT = table(
     {"metrics": mapping_of(_measured)},

@@ -172,6 +172,21 @@ def other_data(task: Any, data: str, other: str) -> Iterator[None]:
         config.data = previous
 
 
+def labels_fit(task: Any, data: str, other: str, subset: str) -> bool:
+    """Whether the labels of a split of ``other`` mean the same as those of ``data``.
+
+    This holds if both have the same classes, or if the task has no names for its classes.
+    """
+    data, other = utils.split_paths(data)[0], utils.split_paths(other)[0]
+    folder = Path(other, "label")
+    if not Path(data, "label").is_dir():
+        return True  # the targets are tokens, whose dictionaries are compared
+    if not any((folder / f"{subset}{end}").is_file() for end in (".bin", ".label")):
+        return False
+    classes = (_symbols(Path(place, "label", "dict.txt")) for place in (data, other))
+    return len({None if x is None else tuple(x) for x in classes}) == 1
+
+
 def _symbols(path: Path) -> list[str] | None:
     """The symbols of a dictionary file without their counts, or None if the file is missing."""
     if not path.is_file():

@@ -27,6 +27,12 @@ METRIC_LABELS = {
         "higher",
         "predictions that are the answer most people gave",
     ),
+    "exact": MetricLabel(
+        "exact spans (%)",
+        "{:.2f}",
+        "higher",
+        "both start and end of the answer are right",
+    ),
     "f1": MetricLabel("F1 (%)", "{:.2f}", "higher", "of the class 1, or of entities"),
     "precision": MetricLabel("precision (%)", "{:.2f}", "higher", "of entities"),
     "recall": MetricLabel("recall (%)", "{:.2f}", "higher", "of entities"),

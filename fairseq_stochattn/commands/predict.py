@@ -2,15 +2,17 @@
 
 ``--output FILE`` has one JSON object per line, in the order of the data: ``id``, ``prediction``,
 ``label`` if there is one, and ``probabilities`` (of classes, options, or predicted tags). The
-metrics of GLUE are printed in percent.
+metrics of GLUE are printed in percent. For question answering, FILE is SQuAD's official prediction
+file, and exact match and F1 are printed.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,15 @@ import torch
 from fairseq import utils
 from tqdm import tqdm
 
+from ..analysis.answer_report import (
+    AnswerSettings,
+    answered,
+    candidates,
+    no_answer_probabilities,
+    official,
+    write,
+)
+from ..analysis.answer_texts import has_no_answers
 from ..analysis.loading import (
     DataSelection,
     chosen_device,
@@ -31,6 +42,7 @@ from ..core.errors import InputError
 from ..core.files import atomic_file
 from ..tasks.kinds import labels_of
 from ..tasks.labels import Labels, Prediction, predict
+from ..tasks.span_labels import SpanPositions
 from .command import (
     CPU_HELP,
     FP16_HELP,
@@ -44,7 +56,7 @@ from .command import (
     seed,
 )
 
-DESCRIPTION = "Predict a data set with a fine-tuned model, and print the metrics of GLUE."
+DESCRIPTION = "Predict a data set with a fine-tuned model, and print the metrics of GLUE or SQuAD."
 
 
 @command
@@ -53,8 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     if args.samples < 0 or args.batch_size < 1:
         raise InputError("--samples must not be negative, --batch-size must be positive")
-    if args.output is not None:
-        require_output(args.output, "--output")
+    if args.n_best < 1 or args.max_answer_length < 1:
+        raise InputError("--n-best and --max-answer-length must be positive")
+    for name in ("output", "metrics", "no_answer_output", "n_best_output"):
+        if getattr(args, name) is not None:
+            require_output(getattr(args, name), f"--{name.replace('_', '-')}")
     load_user_dir(args.user_dir)
     overrides = parse_overrides(args.model_overrides)
     models, task, config = load_models(utils.split_paths(args.path), args.data, overrides)
@@ -62,26 +77,76 @@ def main(argv: Sequence[str] | None = None) -> int:
     labels = labels_of(task)
     for model in models:
         model.to(chosen_device(args.cpu), torch.float16 if args.fp16 else torch.float32)
-    selection = DataSelection(
-        args.data, args.gen_subset, batch_size=args.batch_size, skip_long=False
-    )
-    with atomic_file(args.output) if args.output else nullcontext() as file:
-        predictions: list[Prediction] = []
+
+    def run(subset: str) -> list[Prediction]:
+        selection = DataSelection(args.data, subset, batch_size=args.batch_size, skip_long=False)
         utils.set_torch_seed(args.seed)
-        for batch in tqdm(load_batches(task, models, selection), disable=None):
-            predictions += predict(labels, models, batch, args.samples)
-        predictions.sort(key=lambda prediction: prediction.id)
-        if file is not None:
-            lines = (f"{as_json(prediction)}\n" for prediction in predictions)
-            file.write_text("".join(lines), encoding="utf-8")
-    metrics = compute_metrics(labels, predictions)
-    summary = {"subset": args.gen_subset, "examples": len(predictions)}
+        found: list[Prediction] = []
+        for batch in tqdm(load_batches(task, models, selection), subset, disable=None):
+            found += predict(labels, models, batch, args.samples)
+        return sorted(found, key=lambda prediction: prediction.id)
+
+    is_answering = isinstance(labels, SpanPositions)
+    if not is_answering:
+        refuse_answer_files(args)
+    with ExitStack() as stack:
+        paths = (args.output, args.no_answer_output, args.n_best_output, args.metrics)
+        files = [stack.enter_context(atomic_file(path)) if path else None for path in paths]
+        if is_answering:
+            summary, metrics = answer_questions(args, run, files)
+        else:
+            predictions = run(args.gen_subset)
+            write(files[0], "".join(f"{as_json(prediction)}\n" for prediction in predictions))
+            summary = {"subset": args.gen_subset, "examples": len(predictions)}
+            metrics = compute_metrics(labels, predictions)
+        write(files[3], json.dumps({**summary, **metrics}, indent=1) + "\n")
     if args.json:
         print(json.dumps({**summary, **metrics}))
-    else:
-        shown = metrics or {"metrics": "none, the set has no labels"}
-        print("\n".join(f"{name}\t{value}" for name, value in {**summary, **shown}.items()))
+        return 0
+    shown = metrics or {"metrics": "none, the set has no labels"}
+    print("\n".join(f"{name}\t{value}" for name, value in {**summary, **shown}.items()))
     return 0
+
+
+def answer_questions(
+    args: argparse.Namespace,
+    run: Callable[[str], list[Prediction]],
+    files: Sequence[Path | None],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Answer the questions of the split, write the files, and return a summary and the metrics."""
+    settings = AnswerSettings(args.n_best, args.max_answer_length)
+    threshold = None
+    if has_no_answers(args.data):
+        threshold = chosen_threshold(args, run, settings)
+    rows = run(args.gen_subset)
+    found = answered(args.data, args.gen_subset, rows, settings)
+    write(files[0], official(found, threshold))
+    write(files[1], no_answer_probabilities(found))
+    write(files[2], candidates(found))
+    summary = {"subset": args.gen_subset, "questions": len(found.questions), "windows": len(rows)}
+    return summary, found.metrics(threshold)
+
+
+def chosen_threshold(
+    args: argparse.Namespace, run: Callable[[str], list[Prediction]], settings: AnswerSettings
+) -> float:
+    """The value of ``--no-answer-threshold``, or the best one on the split that it names."""
+    given = args.no_answer_threshold
+    try:
+        return float(given)
+    except ValueError:
+        found = answered(args.data, given, run(given), settings).threshold("f1")
+    if found is None:
+        raise InputError(f"--no-answer-threshold {given}: this split has no answers")
+    return found[0]
+
+
+def refuse_answer_files(args: argparse.Namespace) -> None:
+    """Raise ``InputError`` if a file is wanted that only question answering can fill."""
+    for name in ("no_answer_output", "n_best_output"):
+        if getattr(args, name) is not None:
+            flag = name.replace("_", "-")
+            raise InputError(f"--{flag}: the model was not trained with --task question_answering")
 
 
 def as_json(prediction: Prediction) -> str:
@@ -130,6 +195,42 @@ def build_parser() -> OneLineParser:
     add = parser.add_argument_group("output").add_argument
     add("--output", type=Path, metavar="FILE", help="write the predictions to FILE")
     add("--json", action="store_true", help="print the metrics as JSON")
+    add("--metrics", type=Path, metavar="FILE", help="also write the metrics to FILE as JSON")
+    add = parser.add_argument_group("question answering").add_argument
+    add(
+        "--no-answer-threshold",
+        default="0.5",
+        metavar="P|NAME",
+        help="give no answer if its probability against the best answer is higher than P; NAME is "
+        "a split, whose P with the highest F1 is used; without effect if every training question "
+        "has an answer (default: %(default)s)",
+    )
+    add(
+        "--max-answer-length",
+        type=int,
+        default=AnswerSettings.longest,
+        metavar="N",
+        help="largest number of subwords of an answer (default: %(default)s)",
+    )
+    add(
+        "--n-best",
+        type=int,
+        default=AnswerSettings.best,
+        metavar="N",
+        help="number of candidates per question (default: %(default)s)",
+    )
+    add(
+        "--no-answer-output",
+        type=Path,
+        metavar="FILE",
+        help="write the probability of no answer to every question to FILE",
+    )
+    add(
+        "--n-best-output",
+        type=Path,
+        metavar="FILE",
+        help="write the candidates of every question with their probabilities to FILE",
+    )
     return parser
 
 

@@ -1,7 +1,7 @@
 """Criterions that wrap the task's own criterion and add the losses of the attention.
 
-electra, token_tagging, node_classification and vqa wrap nothing: they are the own criterions of the
-tasks of that name.
+electra, token_tagging, question_answering, node_classification and vqa wrap nothing: they are the
+own criterions of the tasks of that name.
 """
 
 from . import (
@@ -13,6 +13,7 @@ from . import (
     electra,
     freelb,
     head_diversity,
+    question_answering,
     smart,
     token_tagging,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "electra",
     "freelb",
     "head_diversity",
+    "question_answering",
     "smart",
     "token_tagging",
 ]

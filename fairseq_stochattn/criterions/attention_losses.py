@@ -32,6 +32,7 @@ from ..tasks.kinds import WRAPPABLE, criterion_name
 from . import (  # noqa: F401  (registers the criterions that are wrapped)
     electra,
     node_classification,
+    question_answering,
     token_tagging,
     vqa,
 )

@@ -20,6 +20,7 @@ from ..compat import UsageError
 from ..core.divergences import Divergence
 from ..tasks.token_tagging import IGNORED
 from .electra import ElectraCriterion
+from .question_answering import QuestionAnsweringCriterion
 from .token_tagging import TokenTaggingCriterion
 from .vqa import VQACriterion
 
@@ -60,6 +61,8 @@ def target_logits(
         not_padding = sample["net_input"]["src_tokens"].ne(criterion.padding_idx)
         replaced = logits[not_padding]
         return torch.stack([torch.zeros_like(replaced), replaced], dim=-1)
+    if isinstance(criterion, QuestionAnsweringCriterion):
+        return criterion.logits(logits, sample).flatten(0, 1)  # the start and the end of each row
     if logits.dim() == 2:  # one row per sentence, or per masked token
         return logits
     ignored = IGNORED if isinstance(criterion, TokenTaggingCriterion) else criterion.padding_idx
@@ -86,7 +89,7 @@ def divergence(predictions: PairedPredictions, between: Divergence = FORWARD) ->
     """D[p_clean, p_adversarial] of Wu et al. 2022, Eq. 6 and 10, a scalar.
 
     It is a sum over the targets that the task's own loss sums over: target tokens, masked or tagged
-    tokens, sentences. For regression D is the squared difference.
+    tokens, sentences, starts and ends of answers. For regression D is the squared difference.
     """
     if isinstance(predictions.criterion, OVER_TOKENS):
         return _divergence_of_tokens(predictions, between)

@@ -10,7 +10,7 @@ from fairseq.tasks import TASK_REGISTRY
 
 from ..compat import UsageError
 from ..core.errors import InputError
-from . import labels, questions
+from . import labels, questions, span_labels
 from .vqa_labels import VQAAnswers
 
 
@@ -37,6 +37,7 @@ KINDS = (
     TaskKind("sentence_prediction", "sentence_prediction", labels=labels.sentence_labels),
     TaskKind("sentence_ranking", "sentence_ranking", labels=labels.Choice),
     TaskKind("token_tagging", "token_tagging", labels=labels.Tagging),
+    TaskKind("question_answering", "question_answering", labels=span_labels.SpanPositions),
     TaskKind("node_classification", "node_classification", labels=labels.NodeClasses),
     TaskKind("vqa", "vqa", labels=VQAAnswers),
 )
@@ -81,7 +82,8 @@ def labels_of(task: Any) -> labels.Labels:
     if kind is None or kind.labels is None:
         raise InputError(
             f"the model was trained as {type(task).__name__}, which predicts no labels: fine-tune "
-            "it with --task sentence_prediction, sentence_ranking or token_tagging first"
+            "it with --task sentence_prediction, sentence_ranking, token_tagging or "
+            "question_answering first"
         )
     return kind.labels(task)
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..core.errors import InputError
 from .labels import Choice, Labels, NodeClasses, Tagging
+from .span_labels import SpanPositions
 
 WINDOW = 12  # number of tokens that are shown on either side of a position
 Decode = Callable[[Dictionary, Tensor], str]
@@ -29,6 +30,7 @@ class Question(ABC):
 
     classes_are_tokens = True  # whether the classes are tokens, so that perplexity is meaningful
     words_are_attended = True  # whether the model attends to the tokens of a source
+    made_at_tokens = True  # whether the prediction at position n is made at token n of the input
 
     def __init__(self, task: Any) -> None:
         self.task = task
@@ -119,7 +121,7 @@ class MaskedTokens(Question):
 
 
 class LabelPredictions(Question):
-    """Fine-tuned tasks: predicts the class of a sentence, the correct option or a word's tag."""
+    """Fine-tuned tasks: predicts a sentence's class, the correct option, a word's tag or a span."""
 
     classes_are_tokens = False
 
@@ -127,6 +129,7 @@ class LabelPredictions(Question):
         super().__init__(labels.task)
         self.labels = labels
         self.words_are_attended = labels.words_are_attended
+        self.made_at_tokens = not isinstance(labels, SpanPositions)
 
     def features(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         return self.labels.logits(model, inputs)  # includes the last layer, which is small here
@@ -154,6 +157,8 @@ class LabelPredictions(Question):
         tokens = batch["net_input"]["src_tokens"][0]
         if isinstance(self.labels, Tagging):
             return _marked(symbols, tokens, position, decode)
+        if isinstance(self.labels, SpanPositions):
+            return f"{('start', 'end')[position]}: {decode(symbols, tokens)}"
         return decode(symbols, tokens)
 
 

@@ -109,7 +109,7 @@ class TokenTaggingTask(FairseqTask):
 
     @classmethod
     def setup_task(cls, cfg: TokenTaggingConfig, **kwargs: Any) -> "TokenTaggingTask":
-        symbols, labels = (_dictionary(cfg.data, part) for part in ("input0", "label"))
+        symbols, labels = (data_dictionary(cfg.data, part) for part in ("input0", "label"))
         symbols.add_symbol("<mask>")  # the pre-trained embedding has a row for it
         return cls(cfg, symbols, labels)
 
@@ -198,7 +198,7 @@ class TokenTaggingTask(FairseqTask):
         return self.label_dictionary
 
 
-def _dictionary(data: str, part: str) -> Dictionary:
+def data_dictionary(data: str, part: str) -> Dictionary:
     path = Path(data) / part / "dict.txt"
     if not path.is_file():
         raise UsageError(f"{path} does not exist; data-prep writes it together with the data")

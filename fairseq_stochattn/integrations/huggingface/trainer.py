@@ -17,6 +17,8 @@ from ...methods.repulsive import Repulsive
 from ...uncertainty.sampling import is_random, sample
 
 IGNORED = -100  # label that the losses of transformers leave out
+SPANS = ("start_positions", "end_positions")  # the labels of question answering
+BEYOND = 2**30  # position that the losses of transformers leave out
 
 
 class TrainerMixin:
@@ -89,6 +91,8 @@ class TrainerMixin:
     ) -> tuple[Tensor, Any, Tensor]:
         """The loss of the clean half of a paired batch, the outputs, and α times the divergence."""
         paired = twice(dict(inputs))
+        if "labels" not in inputs:
+            return self._paired_spans(model, paired, num_items, masks)
         labels: Tensor = inputs["labels"]
         regression = labels.is_floating_point()
         if not regression:
@@ -108,6 +112,27 @@ class TrainerMixin:
             else:
                 divergence = divergence.mean()
         weight = max(getattr(method.settings, "weight", 1.0) for method in masks)
+        self._note("divergence", divergence)
+        return loss, outputs, weight * divergence
+
+    def _paired_spans(
+        self,
+        model: nn.Module,
+        paired: dict[str, Any],
+        num_items: Tensor | int | None,
+        masks: list[MaskingMethod],
+    ) -> tuple[Tensor, Any, Tensor]:
+        """The same for question answering, whose predictions are the start and the end."""
+        for name in SPANS:
+            half = clean_half(paired[name])
+            # The losses of transformers leave out positions beyond the end of the row.
+            paired[name] = torch.cat([half, torch.full_like(half, BEYOND)])
+        with paired_batch():
+            loss, outputs = super().compute_loss(model, paired, True, num_items)
+        logits = outputs["start_logits"], outputs["end_logits"]
+        kl = [categorical_kl(*x.chunk(2)).mean() for x in logits]
+        weight = max(getattr(method.settings, "weight", 1.0) for method in masks)
+        divergence = (kl[0] + kl[1]) / 2
         self._note("divergence", divergence)
         return loss, outputs, weight * divergence
 
@@ -137,6 +162,8 @@ class TrainerMixin:
                 module.losses = {}
         if prediction_loss_only or not self.eval_samples or not is_random(model):
             return found
+        if not isinstance(found[1], Tensor):  # several outputs, such as starts and ends of answers
+            return found
         inputs = {k: x for k, x in self._prepare_inputs(inputs).items() if k != "labels"}
         if found[1].size(-1) == 1:  # regression
             return found[0], sample(model, self.eval_samples, **inputs).mean, found[2]
@@ -146,6 +173,8 @@ class TrainerMixin:
 
 def _targets(inputs: dict[str, Any]) -> Tensor | int:
     """The number of targets that the loss averages over."""
+    if all(name in inputs for name in SPANS):
+        return 2 * len(inputs[SPANS[0]])
     labels = inputs.get("labels")
     if not isinstance(labels, Tensor):
         return 1
