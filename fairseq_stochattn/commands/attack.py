@@ -225,7 +225,7 @@ def build_parser() -> OneLineParser:
         "text stays similar, folder as for --masked-lm (default: not checked)")
     add("--min-similarity", type=float, metavar="X",
         help="least cosine of the texts before and after a change (default: textfooler 0.88, "
-        "textbugger 0.8, bae 0.98)")
+        "textbugger 0.8, bae 0.94)")
     add("--stop-words", type=Path, metavar="FILE",
         help="words that stay as they are (default: English function words)")
     add("--share", type=float, metavar="X",

@@ -72,7 +72,7 @@ class Recipe:
     by_unknown: bool = False
 
 
-# TextAttack bounds the angle between the vectors by 0.5 and 0.2 radians; 0.8 is a cosine.
+# TextAttack bounds the angle for TextFooler (0.5 radians), and the cosine for the others.
 RECIPES = {
     "greedy": Recipe(
         "synonyms",
@@ -82,7 +82,7 @@ RECIPES = {
     ),
     "textfooler": Recipe("synonyms", similarity=cos(0.5), window=WINDOW, to_original=False),
     "textbugger": Recipe(None, max_candidates=5, similarity=0.8, checks_tags=False),
-    "bae": Recipe("fill_mask", similarity=cos(0.2), window=WINDOW),
+    "bae": Recipe("fill_mask", similarity=0.936, window=WINDOW),
 }
 
 
