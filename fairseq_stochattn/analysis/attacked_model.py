@@ -29,30 +29,37 @@ class Recipe:
 
     def __init__(self, data: Path) -> None:
         with prep_errors():
-            manifest = script_module("steps.manifest").read_manifest(data)
-        try:
-            self.arguments: dict[str, Any] = manifest["arguments"]
-            self.kind: str = manifest["recipe"]["subwords"]
-            self.lowercase: bool = manifest["recipe"]["lowercase"]
-            self.max_tokens: int = self.arguments["max_tokens"]
-            examples = script_module("steps.examples")
-            names = ("kind", "inputs", "labels")
-            kind, inputs, labels = (self.arguments[name] for name in names)
-            self.spec = examples.TaskSpec(kind, inputs, tuple(labels))
-        except (KeyError, TypeError):
-            raise InputError(
-                f"{data} has no manifest.json of data-prep for labelled texts: prepare the data "
-                "again"
-            ) from None
+            manifest = script_module("steps.manifest").read_manifest(data) or {}
         self.data = data
-        self.two_separators = manifest.get("model", {}).get("two_separators", True)
+        self.arguments: dict[str, Any] = self._part(manifest, "arguments", dict)
+        recipe = self._part(manifest, "recipe", dict)
+        self.kind: str = self._part(recipe, "subwords", str)
+        self.lowercase: bool = self._part(recipe, "lowercase", bool)
+        self.max_tokens: int = self._part(self.arguments, "max_tokens", int)
+        kind, inputs, labels = (
+            self._part(self.arguments, name, of)
+            for name, of in (("kind", str), ("inputs", int), ("labels", list))
+        )
+        self.spec = script_module("steps.examples").TaskSpec(kind, inputs, tuple(labels))
+        model = manifest.get("model")  # manifests of earlier versions do not record the model
+        self.two_separators = not isinstance(model, dict) or model.get("two_separators", True)
+
+    def _part(self, owner: dict[str, Any], name: str, kind: type) -> Any:
+        if not isinstance(owner.get(name), kind):
+            raise InputError(
+                f"{self.data} has no manifest.json of data-prep for labelled texts: prepare the "
+                "data again"
+            )
+        return owner[name]
 
     def encoder(self) -> TextEncoder:
         return TextEncoder(self)
 
     def every(self, subset: str) -> int:
         """The validation set is every n-th row of train.tsv if it was held out; otherwise 1."""
-        return self.arguments.get("holdout", 1) if subset == "valid" else 1
+        if subset != "valid" or "holdout" not in self.arguments:
+            return 1
+        return max(1, self._part(self.arguments, "holdout", int))
 
 
 class TextEncoder:

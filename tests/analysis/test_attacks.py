@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -21,6 +23,7 @@ from fairseq_stochattn.analysis.attacks.summary import summarise
 from fairseq_stochattn.analysis.attacks.text import Place, Text, replaced, with_case_of
 from fairseq_stochattn.analysis.attacks.typos import KEYBOARD, LOOK_ALIKES, neighbours, typos
 from fairseq_stochattn.core.errors import InputError
+from runner import ROOT
 from voters import VOTES, Voter, attacked
 
 SYNONYMS = {"superb": ["great", "fair"], "fine": ["fair", "fine", "great"], "film": ["movie"]}
@@ -29,6 +32,12 @@ SYNONYMS = {"superb": ["great", "fair"], "fine": ["fair", "fine", "great"], "fil
 def method(name: str = "textfooler", limits: dict | None = None, **resources: object) -> Method:
     """The attack with synonyms, and with these limits and resources."""
     return build(name, Resources(**{"synonyms": SYNONYMS, **resources}), Limits(**(limits or {})))
+
+
+def test_attacks_need_no_fairseq() -> None:
+    code = "import sys; sys.modules['fairseq'] = None; "
+    code += "from fairseq_stochattn.analysis.attacks import encoders, methods, search, summary"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=40))
@@ -188,7 +197,7 @@ def test_the_tagger_of_nltk_reads_the_whole_text(monkeypatch: pytest.MonkeyPatch
         pairs = pairwise(["", *words])
         return [(word, "VERB" if before == "to" else "NOUN") for before, word in pairs]
 
-    monkeypatch.setitem(__import__("sys").modules, "nltk", SimpleNamespace(pos_tag=pos_tag))
+    monkeypatch.setitem(sys.modules, "nltk", SimpleNamespace(pos_tag=pos_tag))
     assert nltk_tagger()(["a", "run", "to", "run"]) == [
         frozenset({x}) for x in ("NOUN", "NOUN", "NOUN", "VERB")
     ]
@@ -196,10 +205,10 @@ def test_the_tagger_of_nltk_reads_the_whole_text(monkeypatch: pytest.MonkeyPatch
     def missing(words: list[str], tagset: str) -> None:
         raise LookupError("Resource averaged_perceptron_tagger_eng not found.")
 
-    monkeypatch.setitem(__import__("sys").modules, "nltk", SimpleNamespace(pos_tag=missing))
+    monkeypatch.setitem(sys.modules, "nltk", SimpleNamespace(pos_tag=missing))
     with pytest.raises(InputError, match="its data is missing"):
         nltk_tagger()(["a"])
-    monkeypatch.setitem(__import__("sys").modules, "nltk", None)
+    monkeypatch.setitem(sys.modules, "nltk", None)
     with pytest.raises(InputError, match="--pos nltk needs nltk: pip install nltk"):
         nltk_tagger()
 
