@@ -36,6 +36,7 @@ from ..analysis.loading import (
     load_models,
     parse_overrides,
     require_settings,
+    warnings_only,
 )
 from ..analysis.text_models import load_fill_mask, load_sentence_encoder
 from ..core.errors import InputError
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     every = recipe.every(args.gen_subset) if args.every is None else args.every
     examples = read_examples(args.sentences, recipe, args.columns, args.limit, every)
     rows: dict[str, Summary] = {}
-    with ExitStack() as files:
+    with ExitStack() as files, warnings_only():
         output = args.output and files.enter_context(atomic_file(args.output))
         figures = args.json and files.enter_context(atomic_file(args.json))
         lines: list[str] = []
