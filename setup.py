@@ -61,6 +61,7 @@ setup(
         "console_scripts": [
             f"stochattn-{name} = fairseq_stochattn.commands.{module}:main"
             for name, module in {
+                "attack": "attack",
                 "evaluate": "evaluate",
                 "export": "export",
                 "generate": "generate",

@@ -9,26 +9,16 @@ from __future__ import annotations
 
 import ast
 import difflib
-import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..analysis.data_prep import script_module, scripts_folder
 from ..core.errors import InputError
 
 PROG = "stochattn-prepare"
-PACKAGE = Path(__file__).resolve().parents[1]
 PREFIXES = ("prepare_", "generate_")  # prepare_glue.py prepares the corpus "glue"
-
-
-def scripts_folder(package: Path = PACKAGE) -> Path:
-    """Return the folder of the corpus scripts: in the installed package, or next to it."""
-    candidates = (package / "data_prep", package.parent / "data-prep")
-    for folder in candidates:
-        if folder.is_dir():
-            return folder
-    raise InputError(f"the corpus scripts are missing: there is no folder {candidates[0]}")
 
 
 def find_scripts(folder: Path) -> dict[str, Path]:
@@ -101,9 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{PROG}: error: {message}", file=sys.stderr)
         return 2
     corpus, *flags = arguments
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-    script = importlib.import_module(scripts[corpus].stem)
+    script = script_module(scripts[corpus].stem)
     with program_name(f"{PROG} {corpus}"):
         return script.main(flags)
 

@@ -251,10 +251,10 @@ def sentence_labels(task: SentencePredictionTask) -> Labels:
 
 
 @torch.no_grad()
-def predict(
+def mean_scores(
     labels: Labels, models: Sequence[nn.Module], batch: dict[str, Any], samples: int = 0
-) -> Iterator[Prediction]:
-    """Predict the examples of a batch by the mean scores over models and attention samples.
+) -> Tensor:
+    """Return the mean scores of a batch over models and samples of their attention, on the CPU.
 
     If ``samples`` is 0, each model makes one pass with its mean attention.
     """
@@ -266,4 +266,11 @@ def predict(
             for model in models
             for part in sampled_passes(partial(labels.scores, model), on_device, passes, MAX_TOKENS)
         ]
-    return labels.read(batch, (sum(scores) / (passes * len(models))).cpu())
+    return (sum(scores) / (passes * len(models))).cpu()
+
+
+def predict(
+    labels: Labels, models: Sequence[nn.Module], batch: dict[str, Any], samples: int = 0
+) -> Iterator[Prediction]:
+    """Predict the examples of a batch by their ``mean_scores``."""
+    return labels.read(batch, mean_scores(labels, models, batch, samples))

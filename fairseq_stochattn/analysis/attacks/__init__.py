@@ -1,0 +1,1 @@
+"""Attacks on text classifiers: changes of words that change a prediction. Needs no fairseq."""
