@@ -64,10 +64,19 @@ TINY = {
         "encoder_layers": 3,
         "max_positions": 64,
     },
+    "albert": {
+        "encoder_embed_dim": 16,
+        "embedding_dim": 8,
+        "encoder_ffn_embed_dim": 32,
+        "encoder_attention_heads": 2,
+        "encoder_layers": 3,
+        "max_positions": 64,
+        "babn_max_positions": 64,
+    },
 }
 # Graph attention has tests of its own (models/test_gat.py): it reads no sentences.
 BACKBONES = {name: x for name, x in backbones.BACKBONES.items() if not x.graphs}
-ENCODERS = ("roberta", "electra")  # models with one output per source token
+ENCODERS = ("roberta", "electra", "albert")  # models with one output per source token
 
 
 def dictionary() -> Dictionary:

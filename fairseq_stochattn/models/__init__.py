@@ -1,4 +1,4 @@
-"""The archs ``<backbone>_<method>``, and the models ``electra``, ``gat`` and ``self_attentive``.
+"""The archs ``<backbone>_<method>``, and the models ``albert``, ``electra``, ``gat`` and ``self_attentive``.
 
 fairseq's ``--user-dir`` imports the packages ``tasks`` and ``models``. The one imported first
 applies the fixes of ``compat``, ``ddp`` and ``resume`` and registers all archs, tasks, criterions
@@ -12,6 +12,24 @@ ddp.apply()
 resume.apply()
 
 from .. import criterions, optim, tasks  # noqa: E402, F401
-from . import electra, gat, lstm, roberta, self_attentive, transformer, transformer_lm  # noqa: E402
+from . import (  # noqa: E402
+    albert,
+    electra,
+    gat,
+    lstm,
+    roberta,
+    self_attentive,
+    transformer,
+    transformer_lm,
+)
 
-__all__ = ["electra", "gat", "lstm", "roberta", "self_attentive", "transformer", "transformer_lm"]
+__all__ = [
+    "albert",
+    "electra",
+    "gat",
+    "lstm",
+    "roberta",
+    "self_attentive",
+    "transformer",
+    "transformer_lm",
+]
