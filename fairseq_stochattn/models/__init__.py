@@ -1,4 +1,6 @@
-"""The archs ``<backbone>_<method>``, and the models ``albert``, ``electra``, ``gat`` and ``self_attentive``.
+"""The archs ``<backbone>_<method>``, and the models that fairseq lacks.
+
+These are ``albert``, ``electra``, ``gat`` and ``self_attentive``.
 
 fairseq's ``--user-dir`` imports the packages ``tasks`` and ``models``. The one imported first
 applies the fixes of ``compat``, ``ddp`` and ``resume`` and registers all archs, tasks, criterions
