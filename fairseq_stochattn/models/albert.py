@@ -59,6 +59,12 @@ class SharedLayersEncoder(ProjectedEncoder):
         for first in list(self.layers.children()):
             self.layers.extend(with_same_parameters(first) for _ in range(self.num_layers - 1))
 
+    def apply(self, fn: Callable[[nn.Module], None]) -> nn.Module:
+        """Call ``fn`` on all modules, once on modules that layers share."""
+        for module in reversed(list(self.modules())):
+            fn(module)
+        return self
+
     def shared_names(self) -> set[str]:
         """The names of the shared parameters, as in the state of a layer."""
         layers = list(self.layers.children())
