@@ -67,6 +67,14 @@ EXTRA = {
         *("lm_data", "--arch", "electra_asa", *sizes.ELECTRA, *sizes.REPLACED_TOKENS),
         *("--criterion", "asa"),
     ),
+    "albert babn": (
+        *("lm_data", "--arch", "albert_babn", *sizes.ALBERT, *sizes.MASKED_LM),
+        *("--criterion", "elbo", "--kl-anneal-updates", 0),
+    ),
+    "albert repulsive": (
+        *("lm_data", "--arch", "albert_alignment", *sizes.ALBERT, *sizes.MASKED_LM),
+        *("--criterion", "alignment", "--alignment", "gan", "--optimizer", "repulsive"),
+    ),
     "roberta attendout": (
         *("classification_data", "--arch", "roberta_attendout", *sizes.ROBERTA),
         *(*sizes.CLASSIFICATION, "--criterion", "attendout", *ROUNDS),
