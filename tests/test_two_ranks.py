@@ -45,6 +45,9 @@ EXTRA = {
     "alignment ct": transformer("alignment", "alignment", "--alignment", "ct"),
     "freelb": transformer("deterministic", "freelb"),
     "smart": transformer("deterministic", "smart"),
+    "smart bregman": transformer(
+        *("deterministic", "smart", "--smart-bregman-weight", 1, "--smart-momentum", 0.5)
+    ),
     "head_diversity": transformer("deterministic", "head_diversity"),
     **{
         f"repulsive {rule}": transformer(
