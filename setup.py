@@ -46,6 +46,7 @@ setup(
             "syntok>=1.4.4",
             "scipy>=1.11",
         ],
+        "paws": ["nltk>=3.8"],
         "analysis": ["scipy>=1.11", "scikit-learn>=1.3", "matplotlib>=3.8"],
         "pretrained": ["safetensors>=0.4", "tokenizers>=0.20"],
         # easy-vqa is a corpus: it has no code that is used, and no dependencies.

@@ -165,9 +165,28 @@ def require_one_checkpoint() -> None:
     Trainer.load_checkpoint = load_checkpoint
 
 
+def leave_frozen_criterions_unwrapped() -> None:
+    """Train a criterion whose parameters are all frozen without a wrapper for several ranks.
+
+    torch's DistributedDataParallel refuses it, and there are no gradients to exchange.
+    """
+    plain = Trainer.criterion.fget
+    if getattr(plain, "leaves_frozen_criterions", False):
+        return
+
+    def criterion(trainer: Trainer) -> nn.Module:
+        own = trainer.get_criterion()
+        trains = any(parameter.requires_grad for parameter in own.parameters())
+        return plain(trainer) if trains else own
+
+    criterion.leaves_frozen_criterions = True
+    Trainer.criterion = property(criterion)
+
+
 def apply() -> None:
     """Install all fixes of this file in fairseq. May be called several times."""
     allow_ddp_on_cpu()
     end_hanging_communication()
     require_one_checkpoint()
     explain_lost_connections()
+    leave_frozen_criterions_unwrapped()

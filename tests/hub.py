@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,33 @@ def write_byte_tokenizer(folder: Path) -> int:
     return len(symbols)
 
 
+def write_sentencepiece_tokenizer(folder: Path) -> int:
+    """Write a sentencepiece model like ALBERT's and return the number of its tokens."""
+    import sentencepiece
+
+    from steps.subwords import load_tokenizer
+
+    lines = [*SENTENCES, *(x for pair in PAIRS for x in pair)] * 3
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(x.lower() for x in lines),
+        model_writer=model,
+        vocab_size=50,
+        minloglevel=2,
+        **{"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1},
+        control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+    )
+    (folder / "spiece.model").write_bytes(model.getvalue())
+    return load_tokenizer(folder).get_vocab_size()
+
+
+TOKENIZERS = {
+    "Bert": write_wordpiece_tokenizer,
+    "Electra": write_wordpiece_tokenizer,
+    "Albert": write_sentencepiece_tokenizer,
+}
+
+
 def write_model(
     folder: Path, name: str, segments: bool = True, seed: int = 0, **settings: Any
 ) -> nn.Module:
@@ -84,9 +112,8 @@ def write_model(
     import transformers
 
     folder.mkdir(parents=True)
-    write = (
-        write_wordpiece_tokenizer if name.startswith(("Bert", "Electra")) else write_byte_tokenizer
-    )
+    families = (write for prefix, write in TOKENIZERS.items() if name.startswith(prefix))
+    write = next(families, write_byte_tokenizer)
     size = {**SIZE, "vocab_size": write(folder), "max_position_embeddings": 66}
     model_class = getattr(transformers, name)
     torch.manual_seed(seed)
@@ -104,9 +131,32 @@ def encode(folder: Path, *texts: list[str]) -> dict[str, Tensor]:
     """A padded batch from the tokenizer of transformers."""
     import transformers
 
+    if (folder / "spiece.model").is_file():
+        return _encode_albert(folder, *texts)
     style = "Bert" if (folder / "vocab.txt").is_file() else "Roberta"
     tokenizer = getattr(transformers, f"{style}Tokenizer").from_pretrained(folder)
     return tokenizer(*texts, padding=True, truncation=False, return_tensors="pt")
+
+
+def _encode_albert(folder: Path, *texts: list[str]) -> dict[str, Tensor]:
+    """As ``encode``, with the tokenizer of data-prep, because transformers needs protobuf."""
+    from tokenizers.processors import TemplateProcessing
+
+    from steps.subwords import load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    tokenizer.enable_padding(pad_id=0, pad_token="<pad>")
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    rows = tokenizer.encode_batch(list(zip(*texts, strict=True)) if len(texts) > 1 else texts[0])
+    columns = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+    return {
+        name: torch.tensor([getattr(row, column) for row in rows])
+        for name, column in columns.items()
+    }
 
 
 def change_config(folder: Path, **settings: Any) -> None:

@@ -27,6 +27,7 @@ MASKED_LM = (
     *("--sample-break-mode", "none"),
 )
 ELECTRA = (*ROBERTA, "--embedding-dim", 16, "--generator-size", 0.5)
+ALBERT = (*ROBERTA, "--embedding-dim", 16)
 REPLACED_TOKENS = (*("--task", "electra", "--criterion", "electra", "--tokens-per-sample", 16),)
 CLASSIFICATION = (
     *("--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", 5),

@@ -45,6 +45,9 @@ EXTRA = {
     "alignment ct": transformer("alignment", "alignment", "--alignment", "ct"),
     "freelb": transformer("deterministic", "freelb"),
     "smart": transformer("deterministic", "smart"),
+    "smart bregman": transformer(
+        *("deterministic", "smart", "--smart-bregman-weight", 1, "--smart-momentum", 0.5)
+    ),
     "head_diversity": transformer("deterministic", "head_diversity"),
     **{
         f"repulsive {rule}": transformer(
@@ -66,6 +69,14 @@ EXTRA = {
     "electra asa": (
         *("lm_data", "--arch", "electra_asa", *sizes.ELECTRA, *sizes.REPLACED_TOKENS),
         *("--criterion", "asa"),
+    ),
+    "albert babn": (
+        *("lm_data", "--arch", "albert_babn", *sizes.ALBERT, *sizes.MASKED_LM),
+        *("--criterion", "elbo", "--kl-anneal-updates", 0),
+    ),
+    "albert repulsive": (
+        *("lm_data", "--arch", "albert_alignment", *sizes.ALBERT, *sizes.MASKED_LM),
+        *("--criterion", "alignment", "--alignment", "gan", "--optimizer", "repulsive"),
     ),
     "roberta attendout": (
         *("classification_data", "--arch", "roberta_attendout", *sizes.ROBERTA),

@@ -75,11 +75,20 @@ TINY = {
         "mcan_pooling_dim": 8,
         "mcan_output_dim": 12,
     },
+    "albert": {
+        "encoder_embed_dim": 16,
+        "embedding_dim": 8,
+        "encoder_ffn_embed_dim": 32,
+        "encoder_attention_heads": 2,
+        "encoder_layers": 3,
+        "max_positions": 64,
+        "babn_max_positions": 64,
+    },
 }
 FEATURE_WIDTH, ANSWERS = 6, ["red", "green", "blue", "no", "yes"]  # of questions about images
 # Graph attention has tests of its own (models/test_gat.py): it reads no sentences.
 BACKBONES = {name: x for name, x in backbones.BACKBONES.items() if not x.graphs}
-ENCODERS = ("roberta", "electra")  # models with one output per source token
+ENCODERS = ("roberta", "electra", "albert")  # models with one output per source token
 
 
 def dictionary() -> Dictionary:

@@ -26,7 +26,7 @@ from steps.translation import shard_folders
 
 SPM_FILES = ("spm.model", "sentencepiece.bpe.model")
 SHORTEST = 6  # the longest set of special tokens, and one subword of each text
-TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "encoder.json")
+TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "encoder.json", subwords.ALBERT_FILE)
 
 
 def parser_for(documentation: str, downloads: bool = True) -> OneLineParser:

@@ -12,7 +12,7 @@ from steps.errors import PrepError
 # The files of a tokenizer that a model folder may contain; the weights are not copied.
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"),
-    *("vocab.json", "merges.txt", *subwords.GPT2_FILES, "dict.txt"),
+    *("vocab.json", "merges.txt", *subwords.GPT2_FILES, subwords.ALBERT_FILE, "dict.txt"),
 )
 
 

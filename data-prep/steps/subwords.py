@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fairseq_stochattn.core.errors import InputError
 from fairseq_stochattn.core.json_input import read_json
+from fairseq_stochattn.core.sentencepiece_file import read_sentencepieces
 from steps.errors import PrepError
 
 KINDS = ("bpe", "spm-unigram", "spm-bpe", "none")
@@ -22,7 +24,8 @@ PRETRAINING_KINDS = ("spm-unigram", "spm-bpe", "gpt2", "tokenizer", "none")
 FINETUNING_KINDS = (*PRETRAINING_KINDS, "words")
 WHOLE_WORDS = ("none", "words")  # no subwords: parts between spaces, or words without punctuation
 GPT2_FILES = ("encoder.json", "vocab.bpe")
-# fairseq's four special symbols, and the special symbols of BERT, RoBERTa and ELECTRA.
+ALBERT_FILE = "spiece.model"
+# fairseq's four special symbols, and the special symbols of pretrained models.
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
 UNKNOWN = "<unk>"
 LONG_WORD = "x" * 999  # WordPiece replaces it by its unknown token
@@ -233,20 +236,58 @@ def _read_tokenizer(folder: Path) -> Any:
     if (folder / "vocab.txt").is_file():
         path = str(folder / "vocab.txt")
         return tokenizers.BertWordPieceTokenizer(path, lowercase=is_lowercase(folder))
-    raise PrepError(f"{folder} has no tokenizer.json, vocab.txt, vocab.json or encoder.json")
+    if (folder / ALBERT_FILE).is_file():
+        return _albert_tokenizer(folder)
+    names = f"tokenizer.json, vocab.txt, vocab.json, encoder.json or {ALBERT_FILE}"
+    raise PrepError(f"{folder} has no {names}")
+
+
+def _albert_tokenizer(folder: Path) -> Any:
+    """Build ALBERT's tokenizer from its sentencepiece model, as transformers does."""
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+    try:
+        found = read_sentencepieces(folder / ALBERT_FILE)
+    except InputError as error:
+        raise PrepError(str(error)) from None
+    # ALBERT splits "9," into "9" and ",": a piece of both is used only if nothing else fits.
+    penalties = (100.0 if re.search(r"\d,$", piece) else 0.0 for piece, _ in found.pieces)
+    scored = zip(found.pieces, penalties, strict=True)
+    pieces = [(piece, score - penalty) for (piece, score), penalty in scored]
+    if UNKNOWN not in found.ids():
+        raise PrepError(f"{folder / ALBERT_FILE} has no piece {UNKNOWN}")
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=found.ids()[UNKNOWN]))
+    steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not tokenizer_option(folder, "keep_accents", False):
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if is_lowercase(folder):
+        steps.append(normalizers.Lowercase())
+    if found.replacements:
+        steps.append(normalizers.Precompiled(found.replacements))
+    steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    )
+    return tokenizer
 
 
 def is_lowercase(folder: Path) -> bool:
-    """Return whether a WordPiece tokenizer converts to lower case, by its tokenizer_config.json."""
+    """Return whether a tokenizer converts to lower case, by its tokenizer_config.json."""
+    return tokenizer_option(folder, "do_lower_case", True)
+
+
+def tokenizer_option(folder: Path, name: str, default: bool) -> bool:
+    """Return an option in a tokenizer's tokenizer_config.json."""
     path = folder / "tokenizer_config.json"
     try:
         options = read_json(path) if path.is_file() else {}
     except InputError as error:
         raise PrepError(str(error)) from None
-    lower = options.get("do_lower_case", True) if isinstance(options, dict) else None
-    if not isinstance(lower, bool):
-        raise PrepError(f"{path}: do_lower_case must be true or false")
-    return lower
+    value = options.get(name, default) if isinstance(options, dict) else None
+    if not isinstance(value, bool):
+        raise PrepError(f"{path}: {name} must be true or false")
+    return value
 
 
 def load_sentencepiece(model: Path) -> Any:

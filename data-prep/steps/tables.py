@@ -58,15 +58,16 @@ def read_tsv(
 
 
 def read_csv(
-    file: TextFile, report: Report, names: tuple[str, ...] = ()
+    file: TextFile, report: Report, names: tuple[str, ...] = (), delimiter: str = ","
 ) -> Iterator[dict[str, str]]:
     """Yield the rows as dictionaries by column name.
 
-    Quoted cells may span lines. The first line is a header unless ``names`` are given.
+    Quoted cells may span lines and contain the ``delimiter``. The first line is a header unless
+    ``names`` are given.
     """
     for record in _csv_records(file, report):
         try:
-            cells = next(csv.reader([record], strict=True), [])
+            cells = next(csv.reader([record], strict=True, delimiter=delimiter), [])
         except csv.Error:
             report.dropped["broken quotes"] += 1
             continue

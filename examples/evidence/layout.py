@@ -8,7 +8,8 @@ These entries of the file are read here; ``suite.py`` reads those that describe 
 - ``[measures.NAME]``, where the defaults of stochattn-evaluate do not fit: ``label``, ``digits``,
   ``better`` (``"higher"``, ``"lower"`` or ``"neither"``), ``scale`` (a factor);
 - ``[methods.NAME]``: ``label``, and ``note``, a remark below the tables;
-- ``[readme]``: ``measures`` and ``methods`` of the table in the project's README.
+- ``[readme]``: ``measures`` and ``methods`` of the table in the project's README;
+- ``[sweeps.NAME]``: the panels of the picture of the sweeps (``suite_file.py``).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import tomllib
+from suite_file import Sweep, read_content, sweeps_of
 
 from fairseq_stochattn.analysis.metric_labels import MetricLabel, label_of
 from fairseq_stochattn.core.errors import InputError
@@ -70,6 +72,7 @@ class Layout:
     text: str = ""
     readme_measures: tuple[str, ...] = ()
     readme_methods: tuple[str, ...] = ()
+    sweeps: tuple[Sweep, ...] = ()
 
     @property
     def others(self) -> list[str]:
@@ -89,8 +92,7 @@ def read_layouts(folder: Path) -> dict[str, Layout]:
 def read_layout(path: Path) -> Layout:
     """Return the layout of one suite file. An error names the file and the entry."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-        return _layout(path.stem, content)
+        return _layout(path.stem, read_content(path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, InputError) as error:
         raise InputError(f"{path}: {error}") from None
     except KeyError as error:
@@ -114,6 +116,7 @@ def _layout(stem: str, content: Mapping[str, Any]) -> Layout:
         text=content.get("text", ""),
         readme_measures=tuple(readme.get("measures", ())),
         readme_methods=tuple(readme.get("methods", ())),
+        sweeps=sweeps_of(content),
     )
     _require_known("baseline", (layout.baseline,), layout.methods)
     _require_known("readme.methods", layout.readme_methods, layout.others)

@@ -16,6 +16,7 @@ from remarks import remarks
 from result_files import ALL_TASKS, Result, groups, read_results, read_tuning
 from sections import NOT_RUN, Section
 from settings_table import settings_table, variants_table
+from sweep_picture import draw_sweeps
 
 GENERATED = "<!-- Written by examples/evidence/table.py: change the results, not this page. -->"
 
@@ -44,6 +45,11 @@ class SuiteResults:
         """The picture of all differences as SVG; empty if there are no intervals."""
         return draw(self.layout, self.sections)
 
+    @cached_property
+    def sweep_picture(self) -> str:
+        """The picture of the sweeps as SVG; empty if there are no sweeps or no intervals."""
+        return draw_sweeps(self.layout, self.sections)
+
     def page(self) -> str:
         """Return the page of the suite."""
         parts = [GENERATED, f"# {self.layout.title}"]
@@ -56,6 +62,9 @@ class SuiteResults:
         if self.picture:
             alt = f"Differences to {self.layout.methods[self.layout.baseline]} with 95 % intervals"
             parts.append(f"![{alt}; the tables below contain the same numbers]({self._svg})")
+        if self.sweep_picture:
+            alt = "Differences for every value of the swept flags, with 95 % intervals"
+            parts.append(f"![{alt}]({self.layout.name}-sweeps.svg)")
         for section in self.sections:
             if section.task:
                 parts.append(f"## {section.task[0].upper()}{section.task[1:]}")

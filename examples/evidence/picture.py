@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from layout import Layout, Measure
@@ -45,14 +45,19 @@ def draw(layout: Layout, sections: Sequence[Section]) -> str:
     grid = panel_rows(layout, sections)
     if not grid:
         return ""
-    require_package("matplotlib", "the picture of the differences")
+    return as_svg(layout, lambda: figure_of(grid))
+
+
+def as_svg(layout: Layout, figure: Callable[[], Figure]) -> str:
+    """Return the text of the figure that the function draws."""
+    require_package("matplotlib", "the pictures of the evidence")
     import matplotlib
 
     text = io.StringIO()
     options = {"svg.fonttype": "none", "svg.hashsalt": layout.name}
     with house_style(), matplotlib.rc_context(options):
         metadata = {"Date": None, "Creator": None, "Title": layout.title}
-        figure_of(grid).savefig(text, format="svg", metadata=metadata)
+        figure().savefig(text, format="svg", metadata=metadata)
     # Editors and git complain about spaces at the ends of lines, which matplotlib writes.
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 

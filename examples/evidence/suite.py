@@ -1,7 +1,7 @@
 """Reads a suite: the data, the training flags, the methods and the measures of one experiment.
 
-A suite is a TOML file in ``suites/``; its comments and README.md explain the fields. Commands are
-lists of words in which these names in braces are replaced:
+A suite is a TOML file in ``suites/``; its comments, README.md and ``suite_file.py`` explain the
+fields. Commands are lists of words in which these names in braces are replaced:
 
 - ``{root}``: the repository, ``{corpora}``: the folder of corpora;
 - ``{minilm}`` as a whole word: the folder of the pretrained encoder MiniLM;
@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomllib
+from suite_file import read_content
 
 from fairseq_stochattn.core.errors import InputError
 
@@ -52,8 +53,7 @@ class Method:
     It is a way to train models, or another way to evaluate the models of another method.
     ``trained_as`` names the method whose trained models are evaluated. ``members`` is the number of
     models in an ensemble: for seed n these are the models of the seeds after n (then from the first
-    again), without that of n. ``variant_of`` in the file names a method whose training flags are
-    put before those of this method.
+    again), without that of n.
     """
 
     name: str
@@ -144,8 +144,9 @@ def read_suite(name: str, folder: Path = SUITES) -> Suite:
     if not path.is_file():
         raise InputError(f"unknown suite '{name}' (known: {', '.join(suite_names(folder))})")
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-        return _suite(name, content)
+        return _suite(name, read_content(path))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: {error!r}") from None
 
@@ -160,8 +161,6 @@ def _suite(name: str, content: dict[str, Any]) -> Suite:
     for key in ("methods", "tuning"):
         for method, values in content.get(key, {}).items():
             values = {"tuning": key == "tuning", **values}
-            if base := values.pop("variant_of", None):
-                values["train"] = [*methods[base].train, *values.get("train", ())]
             methods[method] = _build(Method, {"name": method, **values})
     train, evaluate = content["train"], content["evaluate"]
     suite = Suite(

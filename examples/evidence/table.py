@@ -68,6 +68,7 @@ def pages(
             page, picture = (folder / f"{suite.layout.name}.{kind}" for kind in ("md", "svg"))
             files[page] = suite.page() if suite.results else None
             files[picture] = suite.picture or None
+            files[folder / f"{suite.layout.name}-sweeps.svg"] = suite.sweep_picture or None
     readme = docs.parent / "README.md"
     if any(suite.layout.readme_measures for suite in suites):
         files[readme] = with_block(readme, readme_block(suites))

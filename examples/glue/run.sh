@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Imports a pretrained encoder, prepares a task, fine-tunes, predicts and scores:
 #   MODEL=FOLDER examples/glue/run.sh TASK [OUT] [flags for fairseq-train …]
-# TASK is a GLUE task such as MRPC, or ANLI, SNLI, PAWS, IMDb, CLINC150, CoNLL-2003 or WNUT-17 (entities),
-# SWAG, DREAM or HellaSWAG (multiple choice). MODEL is a folder in Hugging Face's layout (BERT, RoBERTa or ELECTRA).
-# BACKBONE=electra builds ELECTRA instead of RoBERTa, by default in its small size; SIZE=base for the base
-# size. A model that was pre-trained here takes the place of MODEL: CHECKPOINT=FILE, and DATA=FOLDER, the
+# TASK is a GLUE task such as MRPC, or ANLI, SNLI, PAWS, PAWS-QQP, IMDb, CLINC150, CoNLL-2003 or WNUT-17 (entities),
+# SWAG, DREAM or HellaSWAG (multiple choice). MODEL is a folder in Hugging Face's layout (BERT, RoBERTa,
+# ELECTRA or ALBERT); its config.json decides BACKBONE, which is roberta (also for BERT), electra or albert.
+# Without MODEL, electra has its small size and albert its base size, unless SIZE names another. A model that was pre-trained here takes the place of MODEL: CHECKPOINT=FILE, and DATA=FOLDER, the
 # data it was pre-trained on, whose subwords are used. METHOD is the attention:
 #   deterministic    the default; CRITERION=freelb or smart trains it adversarially
 #   babn, bam        Bayesian attention
@@ -36,11 +36,18 @@ if [ -n "${SEEDS:-}" ]; then
   exit
 fi
 METHOD=${METHOD:-deterministic} PRESET=${PRESET:-small} ALIGNMENT=${ALIGNMENT:-ct}
-CRITERION=${CRITERION:-} BACKBONE=${BACKBONE:-roberta} CHECKPOINT=${CHECKPOINT:-}
+CRITERION=${CRITERION:-} BACKBONE=${BACKBONE:-} CHECKPOINT=${CHECKPOINT:-}
+if [ -z "$BACKBONE" ]; then
+  BACKBONE=roberta
+  for name in electra albert; do
+    if grep -qs "\"model_type\": *\"$name\"" "${MODEL:-}/config.json"; then BACKBONE=$name; fi
+  done
+fi
 case $BACKBONE in
   roberta) SIZE=${SIZE:-} ;;
   electra) SIZE=${SIZE:-small} ;;
-  *) echo "BACKBONE=$BACKBONE is unknown: use roberta or electra" >&2; exit 1 ;;
+  albert) SIZE=${SIZE:-base} ;;
+  *) echo "BACKBONE=$BACKBONE is unknown: use roberta, electra or albert" >&2; exit 1 ;;
 esac
 NAME=${NAME:-${CRITERION:-$METHOD}}
 
@@ -57,6 +64,7 @@ case $task in
   ANLI) prepare=(prepare_anli.py) classes=3 ;;
   CLINC150) prepare=(prepare_clinc150.py) classes=150 ;;
   PAWS) prepare=(prepare_paws.py) ;;
+  PAWS-QQP) prepare=(prepare_paws_qqp.py) ;;  # its files must be in CORPUS
   SNLI) prepare=(prepare_snli.py) classes=3 ;;
   IMDb) prepare=(prepare_imdb.py) ;;
   CoNLL-2003) prepare=(prepare_conll2003.py) kind=token_tagging ;;

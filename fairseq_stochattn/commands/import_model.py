@@ -11,7 +11,8 @@ from ..pretrained.import_huggingface import MODEL, import_folder
 from .command import OneLineParser, command
 
 DESCRIPTION = (
-    "Write a pretrained BERT, RoBERTa or ELECTRA in Hugging Face's format as a fairseq checkpoint."
+    "Write a pretrained BERT, RoBERTa, ELECTRA or ALBERT in Hugging Face's format as a fairseq "
+    "checkpoint."
 )
 
 

@@ -4,8 +4,13 @@
 
 l_s is the symmetric KL divergence, for regression the squared difference, summed over everything
 that the task predicts: sentences, options, tagged words, masked or target tokens. All passes use
-the same dropout, so l_s is zero without a perturbation. The paper's second part, Bregman proximal
-point optimization, is not implemented: it needs a second copy of the model.
+the same dropout, so l_s is zero without a perturbation.
+
+The paper's second part, momentum Bregman proximal point optimization (§3.2), adds
+
+    μ · l_s(f(X; θ), f(X; θ̃)),  θ̃ ← β·θ̃ + (1 − β)·θ after every update,
+
+which keeps the predictions close to those of earlier parameters. θ̃ is a second copy of the model.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import require_not_negative, require_positive
+from ..core.errors import SettingError, require_not_negative, require_positive
 from ..core.perturbation import Ascent, Perturbation
 from ..core.settings import Settings, setting
 
@@ -41,10 +46,32 @@ class SMART(Settings):
     noise: float = setting(
         1e-5, "σ, standard deviation of the normal noise that the perturbation starts from"
     )
+    bregman_weight: float = setting(
+        0.0,
+        "μ, weight of the Bregman term, the change of the predictions since the averaged "
+        "parameters θ̃; 1 in the paper; 0 leaves it out and saves the second copy of the model",
+    )
+    momentum: float = setting(0.99, "β of the average θ̃ in the first updates")
+    late_momentum: float = setting(0.999, "β of the average θ̃ in all later updates")
+    momentum_updates: int = setting(
+        0, "number of the first updates; 0 means a tenth of --max-update, or all if that is not set"
+    )
 
     def check(self) -> None:
         require_positive(self, "steps")
         require_not_negative(self, "weight", "lr", "radius", "noise")
+        require_not_negative(self, "bregman_weight", "momentum_updates")
+        for name in ("momentum", "late_momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise SettingError(
+                    self, name, f"must be at least 0 and below 1, not {getattr(self, name)}"
+                )
+
+    def momentum_at(self, update: int, planned: int) -> float:
+        """β after the update of this number, counted from 1; ``planned`` updates, 0 if unknown."""
+        first = self.momentum_updates or planned // 10
+        early = update <= first or not (first or planned)
+        return self.momentum if early else self.late_momentum
 
     @property
     def ascent(self) -> Ascent:

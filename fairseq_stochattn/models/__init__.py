@@ -1,4 +1,6 @@
-"""The archs ``<backbone>_<method>``, and the models electra, gat, mcan and self_attentive.
+"""The archs ``<backbone>_<method>``, and the models that fairseq lacks.
+
+These are ``albert``, ``electra``, ``gat``, ``graph_writer``, ``mcan`` and ``self_attentive``.
 
 fairseq's ``--user-dir`` imports the packages ``tasks`` and ``models``. The one imported first
 applies the fixes of ``compat``, ``ddp`` and ``resume`` and registers all archs, tasks, criterions
@@ -13,6 +15,7 @@ resume.apply()
 
 from .. import criterions, optim, tasks  # noqa: E402, F401
 from . import (  # noqa: E402
+    albert,
     electra,
     gat,
     graph_writer,
@@ -25,6 +28,7 @@ from . import (  # noqa: E402
 )
 
 __all__ = [
+    "albert",
     "electra",
     "gat",
     "graph_writer",

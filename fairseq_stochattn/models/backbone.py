@@ -23,6 +23,7 @@ from fairseq.models import (
     register_model,
     register_model_architecture,
 )
+from fairseq.utils import eval_bool
 from torch import nn
 
 from ..compat import UsageError
@@ -84,6 +85,12 @@ class StochasticModel(PrunesLayers, RefusesMismatch):
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
+        for name, value in cls.backbone.defaults.items():
+            if value is True:
+                # fairseq's parser would take the flag as a switch that sets False.
+                help_text = cls.config.__dataclass_fields__[name].metadata["help"]
+                flag = f"--{name.replace('_', '-')}"
+                parser.add_argument(flag, type=eval_bool, nargs="?", const=True, help=help_text)
         # Defaults are deleted, so that the arch sets all flags that the command line does not set.
         gen_parser_from_dataclass(parser, cls.config(), delete_default=True)
 

@@ -30,26 +30,17 @@ from .config import join_configs, set_defaults
 from .electra_networks import Discriminator, Generator
 from .electra_sampling import probabilities, replace_tokens, sample_tokens
 from .embeddings import EmbeddingConfig, set_layer_norm_eps
+from .factorised import MAX_POSITIONS, FactorisedConfig
 from .layer_decay import LayerDecayConfig, mark_layers
 from .pruning import PrunesLayers, take_kept_layers
 
 logger = logging.getLogger(__name__)
 
-# The smallest default of --max-positions, so that a model that was pre-trained on short texts can
-# be fine-tuned on longer ones.
-MAX_POSITIONS = 512
 PRETRAINING_MODULES = ("generator", "encoder.rtd_head")  # modules that exist only in pre-training
 
 
 @dataclass
 class ElectraConfig(FairseqDataclass):
-    embedding_dim: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "width of the embeddings; if it differs from --encoder-embed-dim, they are "
-            "projected to that width"
-        },
-    )
     generator_size: Optional[float] = field(
         default=None,
         metadata={
@@ -63,7 +54,11 @@ class ElectraConfig(FairseqDataclass):
 class ElectraModel(PrunesLayers, RobertaModel):
     """The discriminator as a RoBERTa model; in pre-training it also contains the generator."""
 
-    own_flags: ClassVar[tuple[type[FairseqDataclass], ...]] = (EmbeddingConfig, ElectraConfig)
+    own_flags: ClassVar[tuple[type[FairseqDataclass], ...]] = (
+        EmbeddingConfig,
+        FactorisedConfig,
+        ElectraConfig,
+    )
 
     def __init__(
         self, args: Namespace, encoder: Discriminator, generator: Generator | None = None

@@ -10,31 +10,17 @@ from typing import Any, ClassVar
 
 from fairseq import utils
 from fairseq.data import Dictionary
-from fairseq.models.roberta import RobertaEncoder, RobertaLMHead
 from fairseq.models.transformer import TransformerEncoder
-from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 
 from ..compat import UsageError
-from .embeddings import SegmentEmbedding, add_segments
+from .factorised import FactorisedEncoder, FactorisedHead, ProjectedEncoder
 
 # Modules that the generator shares with the discriminator, beside embed_tokens.
 SHARED = ("embed_positions", "embed_segments", "layernorm_embedding")
 
 
-class ProjectedEncoder(SegmentEmbedding, TransformerEncoder):
-    """fairseq's encoder with a projection, if the embeddings are not as wide as the layers."""
-
-    def __init__(self, args: Namespace, dictionary: Dictionary, embed_tokens: nn.Embedding) -> None:
-        super().__init__(args, dictionary, embed_tokens)
-        width = args.encoder_embed_dim
-        if width != embed_tokens.embedding_dim:
-            self.embed_project = nn.Linear(embed_tokens.embedding_dim, width)
-            if self.layer_norm is not None:
-                self.layer_norm = LayerNorm(width)
-
-
-class Discriminator(RobertaEncoder):
+class Discriminator(FactorisedEncoder):
     """RoBERTa's encoder. In pre-training it has a head that predicts which tokens were replaced."""
 
     def __init__(self, args: Namespace, dictionary: Dictionary, pretraining: bool) -> None:
@@ -42,16 +28,6 @@ class Discriminator(RobertaEncoder):
         self.rtd_head = None
         if pretraining:
             self.rtd_head = ReplacedTokenHead(args.encoder_embed_dim, args.activation_fn)
-
-    def build_embedding(self, vocab_size: int, embedding_dim: int, padding_idx: int) -> nn.Module:
-        return super().build_embedding(vocab_size, self.args.embedding_dim, padding_idx)
-
-    def build_encoder(
-        self, args: Namespace, dictionary: Dictionary, embed_tokens: nn.Embedding
-    ) -> nn.Module:
-        encoder = ProjectedEncoder(args, dictionary, embed_tokens)
-        add_segments(encoder, args)
-        return encoder
 
     def build_lm_head(self, *args: Any, **kwargs: Any) -> None:
         """Return None, because the discriminator does not predict tokens."""
@@ -89,7 +65,7 @@ class Generator(nn.Module):
             if hasattr(discriminator, name):
                 setattr(self.sentence_encoder, name, getattr(discriminator, name))
         weight = None if args.untie_weights_roberta else tokens.weight
-        self.lm_head = GeneratorHead(args, tokens.embedding_dim, len(dictionary), weight)
+        self.lm_head = FactorisedHead(args, tokens.embedding_dim, len(dictionary), weight)
 
     def forward(self, src_tokens: Tensor, masked_tokens: Tensor | None = None) -> Tensor:
         """Return the logits (n, V) at the n masked tokens.
@@ -98,16 +74,6 @@ class Generator(nn.Module):
         """
         features = self.sentence_encoder(src_tokens)["encoder_out"][0].transpose(0, 1)
         return self.lm_head(features, masked_tokens)
-
-
-class GeneratorHead(RobertaLMHead):
-    """RoBERTa's language-model head with a projection from the layers' to the embeddings' width."""
-
-    def __init__(
-        self, args: Namespace, embedding_dim: int, vocabulary: int, weight: nn.Parameter | None
-    ) -> None:
-        super().__init__(embedding_dim, vocabulary, args.activation_fn, weight)
-        self.dense = nn.Linear(args.encoder_embed_dim, embedding_dim)
 
 
 def generator_args(args: Namespace) -> Namespace:

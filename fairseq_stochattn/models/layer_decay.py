@@ -50,8 +50,8 @@ def mark_layers(encoder: nn.Module, config: Namespace) -> None:
     if decay == 1:
         return
     layers = attention_layers(encoder)
-    for layers_above, layer in enumerate(reversed(layers)):
-        _mark(layer, decay**layers_above)
+    for number, layer in enumerate(layers):  # the top layer last: it decides what layers share
+        _mark(layer, decay ** (len(layers) - 1 - number))
     for name, module in encoder.named_children():
         if "embed" in name:
             _mark(module, decay ** len(layers))

@@ -88,6 +88,9 @@ class Family:
     refused: dict[str, str] = field(default_factory=dict)
     # Keys of config.json that only this family has, for sizes → fairseq's flags.
     extra_sizes: dict[str, str] = field(default_factory=dict)
+    # Keys of config.json → the value if the key is missing, or the only value that is supported.
+    defaults: dict[str, Any] = field(default_factory=dict)
+    required: dict[str, Any] = field(default_factory=dict)
     head_activation: str = "tanh"  # activation function inside classification heads
     backbone: str = "roberta"
     pretraining_task: str = "masked_lm"  # its criterion has the same name
@@ -106,12 +109,15 @@ def _first_position_after_padding(config: dict[str, Any]) -> int:
 
 GELU = {"gelu": "gelu", "gelu_python": "gelu"}
 
+_EMBEDDINGS = {
+    "embeddings.word_embeddings.weight": TOKENS,
+    "embeddings.position_embeddings.weight": POSITIONS,
+    "embeddings.token_type_embeddings.weight": SEGMENTS,
+    "embeddings.LayerNorm": "encoder.sentence_encoder.layernorm_embedding",
+}
 ENCODER = Part(
     {
-        "embeddings.word_embeddings.weight": TOKENS,
-        "embeddings.position_embeddings.weight": POSITIONS,
-        "embeddings.token_type_embeddings.weight": SEGMENTS,
-        "embeddings.LayerNorm": "encoder.sentence_encoder.layernorm_embedding",
+        **_EMBEDDINGS,
         **{
             f"encoder.layer.{{n}}.{hf}": f"encoder.sentence_encoder.layers.{{n}}.{fairseq}"
             for hf, fairseq in {
@@ -231,7 +237,70 @@ ELECTRA = Family(
     pretraining_task="electra",
 )
 
-FAMILIES = {name: family for family in (BERT, ROBERTA, ELECTRA) for name in family.class_prefixes}
+_LAYER = "encoder.albert_layer_groups.0.albert_layers.0."  # all layers have these tensors
+
+ALBERT = Family(
+    class_prefixes={"albert": "Albert"},
+    encoder_prefix="albert.",
+    parts=(
+        Part(
+            {
+                **_EMBEDDINGS,
+                "encoder.embedding_hidden_mapping_in": "encoder.sentence_encoder.embed_project",
+                **{
+                    f"{_LAYER}{hf}": f"encoder.sentence_encoder.layers.0.{fairseq}"
+                    for hf, fairseq in {
+                        "attention.query": "self_attn.q_proj",
+                        "attention.key": "self_attn.k_proj",
+                        "attention.value": "self_attn.v_proj",
+                        "attention.dense": "self_attn.out_proj",
+                        "attention.LayerNorm": "self_attn_layer_norm",
+                        "ffn": "fc1",
+                        "ffn_output": "fc2",
+                        "full_layer_layer_norm": "final_layer_norm",
+                    }.items()
+                },
+            }
+        ),
+        Part(
+            {
+                "pooler": f"classification_heads.{HEAD}.dense",
+                "classifier": f"classification_heads.{HEAD}.out_proj",
+            },
+            marker="classifier.weight",
+            class_suffix="ForSequenceClassification",
+        ),
+        Part({"pooler": f"{POOLING_HEAD}dense"}, marker="pooler.weight"),
+        Part(
+            {
+                "predictions.dense": "encoder.lm_head.dense",
+                "predictions.LayerNorm": "encoder.lm_head.layer_norm",
+                "predictions.bias": OUTPUT_BIAS,
+            },
+            marker="predictions.dense.weight",
+            class_suffix="ForMaskedLM",
+            output_layer="predictions.decoder",
+        ),
+    ),
+    activations=BERT.activations,
+    default_segments=2,
+    first_position=BERT.first_position,
+    two_separators=False,
+    skipped=(*BUFFERS, "sop_classifier."),  # the head for the order of two sentences
+    extra_sizes=ELECTRA.extra_sizes,
+    defaults={
+        "hidden_act": "gelu_new",
+        "hidden_dropout_prob": 0,
+        "attention_probs_dropout_prob": 0,
+        "embedding_size": 128,
+    },
+    required={"num_hidden_groups": 1, "inner_group_num": 1},
+    backbone="albert",
+)
+
+FAMILIES = {
+    name: family for family in (BERT, ROBERTA, ELECTRA, ALBERT) for name in family.class_prefixes
+}
 
 
 def family_of(config: dict[str, Any], where: str) -> Family:

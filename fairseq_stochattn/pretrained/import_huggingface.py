@@ -90,6 +90,7 @@ def read_encoder(source: Path, arch: str) -> Encoder:
     config = read_json(source / CONFIG)
     family = family_of(config, where)
     check_arch(arch, family)
+    config = family.defaults | config
     flags = flags_from_config(config, family, where)
     vocabulary = read_vocabulary(source, config["vocab_size"])
     weights = to_fairseq(read_tensors(source), config, family, vocabulary, str(source))

@@ -79,7 +79,8 @@ def flags_from_config(config: dict[str, Any], family: Family, where: str) -> dic
         if value > largest:
             raise InputError(f"{where}: {key} {short(value)} is too large (at most {largest})")
     _check_numbers(config, where)
-    for key, supported in SUPPORTED_VALUES.items():
+    required = {key: (value, None) for key, value in family.required.items()}
+    for key, supported in (SUPPORTED_VALUES | required).items():
         if config.get(key) not in supported:
             value = short(config[key])
             raise InputError(f"{where}: fairseq's encoders do not support {key} {value}")
@@ -127,6 +128,7 @@ def config_from_flags(
             )
     config = {
         **base,
+        **family.required,
         **{k: getattr(args, f) for k, f in (SIZES | family.extra_sizes | DROPOUTS).items()},
         "vocab_size": len(weights[TOKENS]),
         "hidden_act": _hidden_act(args.activation_fn, family, base),

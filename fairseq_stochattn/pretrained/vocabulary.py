@@ -18,14 +18,19 @@ from torch import Tensor
 from ..core.errors import InputError
 from ..core.json_input import short
 from ..core.optional import optional_import
+from ..core.sentencepiece_file import read_sentencepieces
 from .huggingface_folder import read_json
 
 logger = logging.getLogger(__name__)
 
 ROLES = ("cls_token", "pad_token", "sep_token", "unk_token", "mask_token")
 FAIRSEQ_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-# The default names of the five special tokens: BERT's and RoBERTa's.
-DEFAULT_NAMES = (("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"), FAIRSEQ_SPECIAL)
+# The default names of the five special tokens: BERT's, RoBERTa's and ALBERT's.
+DEFAULT_NAMES = (
+    ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"),
+    FAIRSEQ_SPECIAL,
+    ("[CLS]", "<pad>", "[SEP]", "<unk>", "[MASK]"),
+)
 # Many models round the number of embedding rows up to a multiple of a number such as 8 or 64. This
 # is the largest such number that is expected.
 ROW_MULTIPLE = 128
@@ -163,6 +168,7 @@ READERS = {
     "tokenizer.json": _read_tokenizer_json,
     "vocab.txt": _read_vocab_txt,
     "vocab.json": read_json,
+    "spiece.model": lambda path: read_sentencepieces(path).ids(),
 }
 TOKENIZER_FILES = (
     *READERS,

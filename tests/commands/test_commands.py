@@ -51,6 +51,7 @@ MODELS = {
     "transformer_lm": ("lm_data", sizes.TRANSFORMER_LM),
     "roberta": ("lm_data", (*sizes.ROBERTA, *sizes.MASKED_LM)),
     "electra": ("lm_data", (*sizes.ELECTRA, *sizes.REPLACED_TOKENS)),
+    "albert": ("lm_data", (*sizes.ALBERT, *sizes.MASKED_LM)),
     "electra classification": ("classification_data", (*sizes.ELECTRA, *sizes.CLASSIFICATION)),
     "roberta classification": ("classification_data", (*sizes.ROBERTA, *sizes.CLASSIFICATION)),
 }

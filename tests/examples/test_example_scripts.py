@@ -86,11 +86,16 @@ def test_averaging_keeps_the_last_epochs(tmp_path: Path) -> None:
             "electra_babn_small",
             "c.pt",
         ),
+        ({"MODEL": "albert-base", "PRESET": "albert"}, "albert_babn", "out/imported/model.pt"),
+        ({"CHECKPOINT": "c.pt", "DATA": "d", "BACKBONE": "albert"}, "albert_babn_base", "c.pt"),
     ],
 )
-def test_fine_tuning_of_roberta_and_electra(
+def test_fine_tuning_of_every_backbone(
     variables: dict[str, str], arch: str, start: str, tmp_path: Path
 ) -> None:
+    """Without BACKBONE, the folder's config.json decides."""
+    (tmp_path / "albert-base").mkdir()
+    (tmp_path / "albert-base" / "config.json").write_text('{"model_type": "albert"}')
     found = calls(tmp_path, "glue/run.sh", "MRPC", "out", METHOD="babn", **variables)
     (flags,) = [call for call in found if call[0] == "fairseq-train"]
     assert flags[flags.index("--arch") + 1] == arch

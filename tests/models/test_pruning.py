@@ -31,6 +31,7 @@ FLAGS = {
     "transformer_lm": {"decoder_layers_to_keep": "0,2"},
     "roberta": {"encoder_layers_to_keep": "0,2"},
     "electra": {"encoder_layers_to_keep": "0,2"},
+    "albert": {"encoder_layers_to_keep": "1,2"},
 }
 PAIRS = [pair for pair in zoo.all_pairs() if pair[0] in FLAGS]
 # Settings for which a pruned model is wrong if it confuses the layers.
@@ -42,6 +43,8 @@ VARIANTS = [
     ("transformer_bernoulli", {"attention_sites": "decoder", "attention_layers": "1"}),
     ("transformer_attendout", {"attention_layers": "1,2"}),
     ("roberta_babn", {"babn_sigma": 0.5, "attention_layers": "last"}),
+    ("albert_babn", {"babn_sigma": 0.5, "babn_share_layers": False, "attention_layers": "1,2"}),
+    ("albert_asa", {"attention_layers": "0,1"}),
 ]
 
 

@@ -1,5 +1,5 @@
-# Table 5 of the ASA paper, for BERT-base and RoBERTa-base. Differences: PAWS here is PAWS-Wiki, in the
-# paper PAWS-QQP; texts are cut at 64 or 128 tokens only with LENGTH=64 or LENGTH=128. RTE, MRPC and CoLA, which the paper does not have,
+# Table 5 of the ASA paper, for BERT-base and RoBERTa-base. The paper's PAWS is PAWS-QQP, PAWS is PAWS-Wiki.
+# Texts are cut at 64 or 128 tokens only with LENGTH=64 or LENGTH=128. RTE, MRPC and CoLA, which the paper does not have,
 # use the settings of STS-B. The paper's constant weight of the penalty, τ, is 0.3, and 0.5 for WNUT-17 and
 # DREAM: set TAU to use it; by default the adversary has a budget (--asa-budget).
 FLAGS=() WARM=6
@@ -16,6 +16,7 @@ case $task in
   DREAM) LR=3e-5 BATCH=16 EPOCHS=8 EXAMPLES=6116 WARM=10 ;;
   ANLI) LR=3e-5 BATCH=32 EPOCHS=3 EXAMPLES=162865 ;;
   PAWS) LR=5e-5 BATCH=16 EPOCHS=3 EXAMPLES=49401 ;;
+  PAWS-QQP) LR=5e-5 BATCH=16 EPOCHS=3 EXAMPLES=11988 ;;
   HellaSWAG) LR=2e-5 BATCH=32 EPOCHS=3 EXAMPLES=39905 WARM=10 ;;
 esac
 STEPS=$((EPOCHS * ((EXAMPLES + BATCH - 1) / BATCH))) WARMUP=$((STEPS * WARM / 100))

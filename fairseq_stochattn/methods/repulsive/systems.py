@@ -56,18 +56,21 @@ def find_systems(
 ) -> list[System]:
     """The systems of the selected heads; frozen parameters are left out.
 
+    Layers that share their parameters, as in ALBERT, have one system in common.
+
     ``held`` maps every trained parameter to the one that the optimizer updates: itself or its fp32
     copy. ``prefix`` precedes the names of settings in error messages. Without ``biases``, particles
     consist of weights alone.
     """
-    systems = []
+    systems, seen = [], set()
     for group in select_heads(
         find_heads(model), sites, layers, (f"{prefix}sites", f"{prefix}layers")
     ):
         for kind in _select_projections(projections, list(group.parameters), prefix):
             chosen = [p for p in group.parameters[kind] if biases or len(p.shape) > 1]
             parts = held_parts(chosen, held)
-            if parts:
+            if parts and parts not in seen:
+                seen.add(parts)
                 systems.append(System(group.num_heads, parts, group.site, group.layer))
     if not systems:
         raise InputError("repulsive: all selected heads are frozen")
