@@ -40,8 +40,10 @@ from fairseq.trainer import Trainer
 from modules import attention_module_ratio, electra_gathering_ratios
 from peak import peak_memory
 from scoring import SAMPLES, scoring_ratio
-from timing import Ratio, keep_memory, paired_ratio
+from timing import Ratio, paired_ratio
 from workload import generation, make_trainer, training_step, write_dictionaries
+
+from fairseq_stochattn.core.memory import keep_freed_memory
 
 PARTS = ("train", "generate", "growth", "memory", "modules", "score")
 GROWING = ("babn", "bam", "gan", "ct", "ot", "asa")
@@ -233,7 +235,7 @@ def main() -> None:
     args = build_parser().parse_args()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    keep_memory()
+    keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         write_dictionaries(Path(folder))
         run(args, Bench(Path(folder), args.pairs, args.output))

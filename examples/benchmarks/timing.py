@@ -5,7 +5,6 @@ On a shared machine, two times are comparable only if one is measured right afte
 
 from __future__ import annotations
 
-import ctypes
 import statistics
 import time
 from collections.abc import Callable
@@ -29,20 +28,6 @@ class Ratio:
 
     def as_dict(self) -> dict[str, float]:
         return {name: round(value, 4) for name, value in asdict(self).items()}
-
-
-def keep_memory() -> None:
-    """Make the allocator keep freed memory.
-
-    When two models of different size take turns, glibc returns memory to the system and takes it
-    back page by page, which costs time only in the larger model. In real training there is
-    only one model, which keeps its memory.
-    """
-    trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(trim_threshold, 2**31 - 1)
-        libc.mallopt(mmap_max, 0)
 
 
 def seconds(call: Callable[[], None]) -> float:

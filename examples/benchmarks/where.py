@@ -13,9 +13,10 @@ from pathlib import Path
 
 import torch
 from cases import BACKBONES, METHODS, flags_of
-from timing import keep_memory
 from torch.profiler import ProfilerActivity, profile
 from workload import make_trainer, training_step, write_dictionaries
+
+from fairseq_stochattn.core.memory import keep_freed_memory
 
 
 def milliseconds(data: Path, flags: list[str], length: int, steps: int) -> dict[str, float]:
@@ -40,7 +41,7 @@ def main() -> None:
     args = parser.parse_args()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    keep_memory()
+    keep_freed_memory()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder)

@@ -27,6 +27,7 @@ from ..analysis.loading import parse_overrides, warnings_only
 from ..analysis.translations import Search, compare
 from ..core.errors import InputError, require_not_negative, require_positive
 from ..core.files import atomic_file
+from ..core.memory import keep_freed_memory
 from ..core.optional import optional_import
 from ..tasks.kinds import is_task
 from .command import (
@@ -57,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate all checkpoints, write the JSON file and print the table."""
     args = parse_arguments(argv)
     _check(args)
+    keep_freed_memory()
     load_user_dir(args.user_dir)
     settings = _settings(args)
     paths = [Path(path) for path in args.path]

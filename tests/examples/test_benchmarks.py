@@ -19,7 +19,6 @@ import peak
 import scoring
 import speed
 import table
-import timing
 import workload
 from timing import Ratio, paired_ratio
 
@@ -182,12 +181,6 @@ def test_several_runs_are_combined_by_their_median() -> None:
     rows = table.merged([[*first, memory], second, third])
     assert rows == [{**row, "median": 1.10, "low": 1.05, "high": 1.20}, memory]
     assert table.merged([first, [{**row, "threads": 2, "median": 9.0}]])[0] == first[0]
-
-
-def test_memory_is_kept_between_steps() -> None:
-    """The setting can be made with any allocator; without glibc it does nothing."""
-    timing.keep_memory()
-    assert torch.zeros(1 << 20).sum() == 0
 
 
 def test_scoring_ratio_of_the_commands(bench: speed.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
