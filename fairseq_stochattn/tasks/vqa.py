@@ -19,7 +19,7 @@ from omegaconf import II, MISSING
 from torch import Tensor, nn
 
 from ..compat import UsageError, exit_on_bad_input
-from .token_tagging import _dictionary
+from .token_tagging import data_dictionary
 from .vqa_file import Layout, Split, read_layout, read_split
 
 QUESTIONS = "question"  # the folder of the binarised questions
@@ -146,7 +146,7 @@ class VQATask(FairseqTask):
     def setup_task(cls, cfg: VQAConfig, **kwargs: Any) -> "VQATask":
         with exit_on_bad_input():
             layout = read_layout(Path(cfg.data))
-        return cls(cfg, _dictionary(cfg.data, QUESTIONS), layout)
+        return cls(cfg, data_dictionary(cfg.data, QUESTIONS), layout)
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> nn.Module:
         model = super().build_model(cfg, from_checkpoint)
