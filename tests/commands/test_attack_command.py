@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -125,6 +126,20 @@ def test_the_decisive_word_is_replaced(single: Trained, run, capsys, name: str) 
     header, row = capsys.readouterr().out.splitlines()[-2:]
     assert header.split() == ["checkpoint", *" ".join(attack.COLUMNS).split()]
     assert [float(x) for x in row.split()[1:4]] == [100.0, 0.0, 0.0]
+
+
+def test_each_checkpoint_has_a_row(single: Trained, tmp_path: Path, capsys) -> None:
+    data, sentences, checkpoint = single
+    other = checkpoint.with_name("other.pt")
+    shutil.copy(checkpoint, other)
+    figures = tmp_path / "figures.json"
+    flags = ("--sentences", sentences, "--attack", "textbugger", "--json", figures, *FEW)
+    assert attack.main([str(x) for x in (data, "--path", checkpoint, other, *flags)]) == 0
+    _, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert [row[0] for row in rows] == [str(checkpoint), str(other)]
+    assert rows[0][1:] == rows[1][1:]
+    found = [json.loads(line) for line in figures.read_text().splitlines()]
+    assert [one["checkpoint"] for one in found] == [str(checkpoint), str(other)]
 
 
 def test_harmless_synonyms_change_no_prediction(single: Trained, run) -> None:
@@ -294,6 +309,25 @@ def test_bad_input_gives_one_line(
     given = arguments(single, tmp_path / "synonyms.json", "--json", "figures.json", *flags)
     assert cause in refusal(attack.main, *given)
     assert not (tmp_path / "figures.json").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"recipe": None},
+        *({"recipe": {"subwords": x, "lowercase": y}} for x, y in ((3, False), ("none", "no"))),
+        *({"arguments": x} for x in ([], {}, {"max_tokens": "many"})),
+        {"arguments": {"max_tokens": 9, "kind": "classification", "inputs": 1, "labels": "01"}},
+    ],
+)
+def test_a_damaged_manifest_gives_one_line(tmp_path: Path, change: dict) -> None:
+    good = {"max_tokens": 9, "kind": "classification", "inputs": 1, "labels": ["0", "1"]}
+    whole = {"recipe": {"subwords": "none", "lowercase": False}, "arguments": good}
+    (tmp_path / "manifest.json").write_text(json.dumps(whole))
+    assert Recipe(tmp_path).spec.labels == ("0", "1")
+    (tmp_path / "manifest.json").write_text(json.dumps({**whole, **change}))
+    with pytest.raises(InputError, match=r"has no manifest\.json of data-prep"):
+        Recipe(tmp_path)
 
 
 def test_models_that_cannot_be_attacked_are_refused(
