@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 READY := $(VENV)/.ready
+MKDOCS := $(BIN)/mkdocs
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test evidence bench pairs ranks kills hosts fuzz lint format clean
+.PHONY: help install demo test docs evidence bench pairs ranks kills hosts fuzz lint format clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -30,8 +31,17 @@ $(READY): setup.py constraints.txt
 demo: $(READY) ## train and evaluate a small German→English model, offline, in minutes
 	@$(BIN)/python examples/demo/run.py
 
-test: $(READY) lint ## lint, and run all tests with up to four processes
+test: $(READY) lint docs ## lint, build the documentation, and run all tests with up to four processes
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+# NO_MKDOCS_2_WARNING hides an advertisement.
+docs: $(MKDOCS) ## build the documentation into build/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(MKDOCS) build --quiet --strict
+	@echo "documentation: build/site/index.html"
+
+$(MKDOCS): $(READY)
+	@$(PIP) --no-build-isolation --editable '.[docs]'
+	@touch $@
 
 evidence: $(READY) ## run the experiments that are missing (hours) and write docs/evidence
 	@OMP_NUM_THREADS=1 $(BIN)/python examples/evidence/run.py all

@@ -49,6 +49,7 @@ setup(
         "analysis": ["scipy>=1.11", "scikit-learn>=1.3", "matplotlib>=3.8"],
         "pretrained": ["safetensors>=0.4", "tokenizers>=0.20"],
         "huggingface": ["transformers>=5.0", "accelerate>=1.1", "safetensors>=0.4"],
+        "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"],
         "dev": [
             *("pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.6"),
             *("POT>=0.9.4", "transformers>=4.40"),

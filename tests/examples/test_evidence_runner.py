@@ -249,9 +249,7 @@ train = ["--fail"]
 
 def test_a_suite_may_train_and_evaluate_with_its_own_program(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    (tmp_path / "own.toml").write_text(
-        OWN_PROGRAM.replace("PROGRAM", str(tmp_path / "program.py"))
-    )
+    (tmp_path / "own.toml").write_text(OWN_PROGRAM.replace("PROGRAM", str(tmp_path / "program.py")))
     words = [sys.executable, str(RUN), "own", "--suites", str(tmp_path), "--seeds", "2", "101"]
     words += ["--work", str(tmp_path / "work"), "--results", str(tmp_path / "results")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
