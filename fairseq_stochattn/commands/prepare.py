@@ -18,6 +18,7 @@ from pathlib import Path
 from ..core.errors import InputError
 
 PROG = "stochattn-prepare"
+EXAMPLE = "stochattn-prepare multi30k --out data-bin/multi30k"
 PACKAGE = Path(__file__).resolve().parents[1]
 PREFIXES = ("prepare_", "generate_")  # prepare_glue.py prepares the corpus "glue"
 
@@ -58,6 +59,7 @@ def help_text(scripts: dict[str, Path]) -> str:
             *(f"  {name:<{width}}  {describe(script)}" for name, script in scripts.items()),
             "",
             f"{PROG} CORPUS --help shows the flags of a corpus.",
+            f"Example: {EXAMPLE}",
         ]
     )
 
