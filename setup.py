@@ -32,6 +32,7 @@ setup(
         # Weights-only loading with an allow-list is the default from torch 2.6 on.
         "torch>=2.6",
         "numpy>=1.26",
+        "tqdm>=4.64",
     ],
     extras_require={
         # The plugin and the commands. fairseq is compiled on installation, so it is not required.
