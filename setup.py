@@ -31,15 +31,21 @@ setup(
     install_requires=[
         # Weights-only loading with an allow-list is the default from torch 2.6 on.
         "torch>=2.6",
-        # The same fairseq under two names: the original does not import on Python 3.11.
-        "fairseq-fixed>=0.12.3.1; python_version >= '3.11'",
-        "fairseq==0.12.2; python_version < '3.11'",
-        "sentencepiece>=0.2",
-        "sacrebleu>=2.4",
-        "tensorboard>=2.12",
+        "numpy>=1.26",
+        "tqdm>=4.64",
     ],
     extras_require={
+        # The plugin and the commands. fairseq is compiled on installation, so it is not required.
+        "fairseq": [
+            # The same fairseq under two names: the original does not import on Python 3.11.
+            "fairseq-fixed>=0.12.3.1; python_version >= '3.11'",
+            "fairseq==0.12.2; python_version < '3.11'",
+            "sentencepiece>=0.2",
+            "sacrebleu>=2.4",
+            "tensorboard>=2.12",
+        ],
         "data": [
+            "sentencepiece>=0.2",
             "sacremoses>=0.1",
             "subword-nmt>=0.3.8",
             "tokenizers>=0.20",
@@ -53,6 +59,7 @@ setup(
         "vision": ["easy-vqa>=1.0", "pillow>=10"],
         "text": ["nltk>=3.9"],  # METEOR of stochattn-score-text
         "huggingface": ["transformers>=5.0,<6", "accelerate>=1.1", "safetensors>=0.4"],
+        "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26"],
         "dev": [
             *("pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.6"),
             *("POT>=0.9.4", "transformers>=4.40", "pillow>=10"),

@@ -17,7 +17,7 @@ from typing import Any
 # On import, fairseq's speech task advises to install a package that nothing here uses.
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 class _UserDir(list):

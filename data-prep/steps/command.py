@@ -20,7 +20,7 @@ from steps.manifest import make_output
 from steps.parallel import usable_cores
 
 # The packages of the extra [data] in setup.py, which not every installation has.
-DATA_PACKAGES = ("sacremoses", "subword_nmt", "tokenizers", "syntok", "scipy")
+DATA_PACKAGES = ("sentencepiece", "sacremoses", "subword_nmt", "tokenizers", "syntok", "scipy")
 
 
 class OneLineParser(argparse.ArgumentParser):

@@ -3,6 +3,7 @@
 Every command is one file with these names:
 
 - ``DESCRIPTION``: one sentence, the first line of ``--help``;
+- ``EXAMPLE``: a complete command line, the last line of ``--help``;
 - ``build_parser()``: the flags;
 - ``main(argv=None)``: runs the command and returns its exit status.
 """
@@ -10,8 +11,10 @@ Every command is one file with these names:
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -29,6 +32,9 @@ from ..core.json_input import short
 
 Main = Callable[[Sequence[str] | None], int]
 MAX_SEED = 2**32 - 1
+_LIBRARIES = r"(fairseq|fairseq_cli|hydra|omegaconf|torch|numpy|sklearn|transformers)(\.|$)"
+
+EXAMPLE_MARK = "Example: "
 
 # Help texts of flags that several commands have.
 DATA_HELP = "folder of binarised data, as for fairseq-train"
@@ -42,11 +48,14 @@ CPU_HELP = "use the CPU even if there is a GPU"
 
 
 def command(main: Main) -> Main:
-    """Decorator of a command's ``main``: bad input ends it with one line on stderr and status 1."""
+    """Decorator of a command's ``main``: bad input ends it with one line on stderr and status 1.
+
+    Messages of libraries are shown only if they are warnings or errors that the user can act on.
+    """
 
     @wraps(main)
     def run(argv: Sequence[str] | None = None) -> int:
-        with exit_on_bad_input():
+        with exit_on_bad_input(), log_level(logging.WARNING, ""), no_warnings_of_libraries():
             try:
                 status = main(argv)
                 sys.stdout.flush()  # a full disk shows now, not when Python exits
@@ -61,6 +70,34 @@ def command(main: Main) -> Main:
                 raise InputError(f"{where}{error.strerror or error}") from None
 
     return run
+
+
+@contextmanager
+def log_level(level: int, *names: str) -> Iterator[None]:
+    """Within the block, these loggers have this level; the name "" is that of the root logger.
+
+    fairseq lets every library log everything to stderr, from the moment that it is imported.
+    """
+    loggers = [logging.getLogger(name) for name in names]
+    previous = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, old in zip(loggers, previous, strict=True):
+            logger.setLevel(old)
+
+
+@contextmanager
+def no_warnings_of_libraries() -> Iterator[None]:
+    """Within the block, Python warnings about code of other packages are hidden.
+
+    They concern deprecated functions of torch, numpy and hydra that fairseq calls.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=_LIBRARIES)
+        yield
 
 
 def _drop_output() -> None:
@@ -115,8 +152,30 @@ def require_subword_kind(kind: str | None) -> None:
         data_utils.post_process("", kind)
 
 
+class _HelpFormatter(argparse.HelpFormatter):
+    """Adds the default to the help of every option that does not name it; keeps the example."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        silent = (None, False, argparse.SUPPRESS)
+        if not action.option_strings or action.default in silent or "default:" in action.help:
+            return action.help
+        return f"{action.help} (default: %(default)s)"
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith(EXAMPLE_MARK) else super()._fill_text(text, width, indent)
+
+
 class OneLineParser(argparse.ArgumentParser):
-    """A parser that reports an error as one line, without the usage text."""
+    """A parser that reports an error as one line, without the usage text.
+
+    ``example`` is a complete command line; it is the end of the help.
+    """
+
+    def __init__(self, *args: Any, example: str = "", **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", _HelpFormatter)
+        if example:
+            kwargs["epilog"] = f"{EXAMPLE_MARK}{example}"
+        super().__init__(*args, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")

@@ -49,6 +49,10 @@ DESCRIPTION = (
     "Compare checkpoints on a data set: accuracy, BLEU or perplexity, calibration, and the "
     "uncertainty that samples of the attention show."
 )
+EXAMPLE = (
+    "stochattn-evaluate data-bin/multi30k --path plain.pt babn.pt --samples 20 \\\n"
+    "    --gen-subset test --json evaluation.json"
+)
 SAMPLES = 20  # default of --samples
 _ENCODERS = ("tokenizer", "bpe")  # registries of fairseq
 
@@ -188,7 +192,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def build_parser() -> OneLineParser:
     """Return the parser without the flags of fairseq's tokenizers and subwords."""
-    parser = OneLineParser(prog="stochattn-evaluate", description=DESCRIPTION)
+    parser = OneLineParser(prog="stochattn-evaluate", description=DESCRIPTION, example=EXAMPLE)
     parser.add_argument("data", help=DATA_HELP)
     _add_sampling(parser.add_argument_group("checkpoints and samples").add_argument)
     _add_data(parser.add_argument_group("data").add_argument)

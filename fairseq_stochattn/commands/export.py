@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from ..analysis.fairseq_errors import reading
 from ..core.errors import InputError
 from ..pretrained.export_fairseq import export
 from ..pretrained.export_huggingface import export_folder
-from .command import OneLineParser, command
+from .command import OneLineParser, command, log_level
 
 DESCRIPTION = (
     "Write a checkpoint of this package as a plain fairseq checkpoint or a Hugging Face folder."
 )
+EXAMPLE = "stochattn-export checkpoints/checkpoint_best.pt plain.pt"
 
 
 @command
@@ -24,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     cannot = f"{args.checkpoint} cannot be exported"
     if args.to == "huggingface":
-        with reading(cannot):
+        with log_level(logging.INFO, "fairseq_stochattn"), reading(cannot):
             export_folder(args.checkpoint, args.output, args.like, args.force)
         print(f"{args.output}: load it with from_pretrained of transformers")
         return 0
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> OneLineParser:
-    parser = OneLineParser(prog="stochattn-export", description=DESCRIPTION)
+    parser = OneLineParser(prog="stochattn-export", description=DESCRIPTION, example=EXAMPLE)
     add = parser.add_argument
     add("checkpoint", type=Path, help="checkpoint trained with an arch of this package")
     add("output", type=Path, help="checkpoint file, or Hugging Face folder, to write")

@@ -12,6 +12,7 @@ hypothesis, then the standard deviation for each token, in base 2 like fairseq's
 from __future__ import annotations
 
 import builtins
+import logging
 import math
 import sys
 from collections import deque
@@ -28,11 +29,15 @@ from torch import nn
 from ..analysis.output_scores import Spread, score_outputs
 from ..core.errors import InputError
 from ..core.files import atomic_file
-from .command import OneLineParser, command, replaced
+from .command import OneLineParser, command, log_level, replaced
 from .generate_flags import parse_flags
 from .generate_input import checked_input
 
 DESCRIPTION = "fairseq-generate, with the uncertainty of every hypothesis."
+EXAMPLE = (
+    "stochattn-generate data-bin/multi30k --path checkpoints/checkpoint_best.pt \\\n"
+    "    --beam 5 --remove-bpe --samples 20"
+)
 DEFAULT_SAMPLES = 20  # as in the BABN paper
 DEFAULT_MAX_TOKENS = 12_000  # as in fairseq-generate
 
@@ -45,12 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.samples < 1:
         raise InputError(f"--samples must be at least 1, not {args.samples}")
     if {"-h", "--help"} & set(arguments):
-        print(f"{DESCRIPTION}\n")
-        print(f"  --samples K  samples of the attention (default: {DEFAULT_SAMPLES})\n")
-        print("All other flags are those of fairseq-generate:\n")
+        print(f"{build_parser().format_help()}\nAll other flags are those of fairseq-generate:\n")
     config = parse_flags("stochattn-generate", fairseq_flags)
     printer = UncertaintyPrinter(args.samples, config.dataset.max_tokens or DEFAULT_MAX_TOKENS)
     with (
+        log_level(logging.INFO, "fairseq", "fairseq_cli", "fairseq_stochattn"),
         checked_input(config),
         replaced(tasks, "setup_task", printer.wrap_setup_task(tasks.setup_task)),
         replaced(fairseq_generate, "print", printer.print),
@@ -77,8 +81,22 @@ def results_file(config: DictConfig) -> Iterator[IO[str]]:
 
 def build_parser() -> OneLineParser:
     """Return the parser of the flags that this command reads; fairseq parses all others."""
-    parser = OneLineParser(prog="stochattn-generate", add_help=False, allow_abbrev=False)
-    parser.add_argument("--samples", type=int, default=DEFAULT_SAMPLES)
+    parser = OneLineParser(
+        prog="stochattn-generate",
+        usage="%(prog)s DATA --path CHECKPOINT [--samples K] [flags of fairseq-generate]",
+        description=DESCRIPTION,
+        example=EXAMPLE,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument_group("samples").add_argument
+    add(
+        "--samples",
+        type=int,
+        default=DEFAULT_SAMPLES,
+        metavar="K",
+        help="samples of the attention that score each hypothesis",
+    )
     return parser
 
 

@@ -38,6 +38,10 @@ from .command import (
 )
 
 DESCRIPTION = "Measure how different (Dist) and how important the heads of a model are."
+EXAMPLE = (
+    "stochattn-heads checkpoint_best.pt data-bin/multi30k --metric bleu --remove-bpe \\\n"
+    "    --plot heads.svg"
+)
 
 
 @command
@@ -116,7 +120,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def build_parser() -> OneLineParser:
-    parser = OneLineParser(prog="stochattn-heads", description=DESCRIPTION)
+    parser = OneLineParser(prog="stochattn-heads", description=DESCRIPTION, example=EXAMPLE)
     parser.add_argument("checkpoint", type=Path, help=CHECKPOINT_HELP)
     parser.add_argument("data", help=DATA_HELP)
     add = parser.add_argument_group("what is measured").add_argument

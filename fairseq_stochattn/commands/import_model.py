@@ -8,21 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..pretrained.import_huggingface import MODEL, import_folder
-from .command import OneLineParser, command
+from .command import OneLineParser, command, log_level
 
 DESCRIPTION = (
     "Write a pretrained BERT, RoBERTa, ELECTRA or ALBERT in Hugging Face's format as a fairseq "
     "checkpoint."
 )
+EXAMPLE = "stochattn-import bert-base-uncased imported --arch roberta_babn"
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Import the model and print the commands that prepare data for it and train it."""
     args = build_parser().parse_args(argv)
-    # fairseq shows all log messages, also those of hydra, which are of no use here.
-    logging.getLogger("hydra").setLevel(logging.WARNING)
-    flags = import_folder(args.source, args.output, args.arch, args.force)
+    with log_level(logging.INFO, "fairseq_stochattn"):  # it says what the checkpoint lacks
+        flags = import_folder(args.source, args.output, args.arch, args.force)
     print(f"data:  stochattn-prepare CORPUS … --model-from {shlex.quote(str(args.output))}")
     model = ["--finetune-from-model", str(args.output / MODEL)]
     print(f"train: fairseq-train DATA {shlex.join([*flags, *model])}")
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> OneLineParser:
-    parser = OneLineParser(prog="stochattn-import", description=DESCRIPTION)
+    parser = OneLineParser(prog="stochattn-import", description=DESCRIPTION, example=EXAMPLE)
     add = parser.add_argument
     add("source", type=Path, help="folder with config.json, the weights and the tokenizer")
     add("output", type=Path, help="folder to write, with model.pt, dict.txt and the tokenizer")

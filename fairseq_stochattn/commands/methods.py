@@ -23,6 +23,7 @@ from ..tasks.kinds import WRAPPABLE
 from .command import OneLineParser, command
 
 DESCRIPTION = "List the attention methods with their archs and flags, and the path for --user-dir."
+EXAMPLE = "stochattn-methods --archs"
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> OneLineParser:
-    parser = OneLineParser(prog="stochattn-methods", description=DESCRIPTION)
+    parser = OneLineParser(prog="stochattn-methods", description=DESCRIPTION, example=EXAMPLE)
     parser.add_argument(
         "--archs", action="store_true", help="list every arch, including those of presets"
     )

@@ -53,6 +53,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DESCRIPTION = "Draw attention, uncertainty, heads or training curves."
+EXAMPLE = (
+    "stochattn-plot attention checkpoint_best.pt data-bin/multi30k --id 3 --heads all \\\n"
+    "    --output map.png"
+)
+# What each kind reads, as in the example at the end of its help.
+INPUTS = {
+    "attention": "checkpoint_best.pt data-bin/multi30k --id 3 --heads all",
+    "keys-queries": "checkpoint_best.pt data-bin/multi30k --sites encoder --layers 0",
+    **dict.fromkeys(("reliability", "risk-coverage", "out-of-domain"), "evaluation.json"),
+    "heads": "heads.json",
+    "curves": "train.log",
+    "layers": "train.log --names masked_share",
+    "layer-shares": "sst2.log mrpc.log",
+}
 Add = Callable[..., Any]  # add_argument of a parser
 
 
@@ -171,11 +185,14 @@ def _title(args: argparse.Namespace) -> str:
 
 def build_parser() -> OneLineParser:
     """Return the parser; each kind of figure is a subcommand that sets ``args.draw``."""
-    parser = OneLineParser(prog="stochattn-plot", description=DESCRIPTION)
+    parser = OneLineParser(prog="stochattn-plot", description=DESCRIPTION, example=EXAMPLE)
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
 
     def add_kind(name: str, draw: Callable[[argparse.Namespace], Figure], about: str) -> Add:
-        subparser = kinds.add_parser(name, help=about, description=f"Draw: {about}.")
+        example = f"stochattn-plot {name} {INPUTS[name]} --output {name}.svg"
+        subparser = kinds.add_parser(
+            name, help=about, description=f"Draw: {about}.", example=example
+        )
         subparser.set_defaults(draw=draw)
         return subparser.add_argument
 

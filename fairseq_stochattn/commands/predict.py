@@ -57,6 +57,10 @@ from .command import (
 )
 
 DESCRIPTION = "Predict a data set with a fine-tuned model, and print the metrics of GLUE or SQuAD."
+EXAMPLE = (
+    "stochattn-predict data-bin/RTE --path checkpoints/checkpoint_best.pt --samples 20 \\\n"
+    "    --output predictions.jsonl"
+)
 
 
 @command
@@ -165,7 +169,7 @@ def compute_metrics(labels: Labels, predictions: Sequence[Prediction]) -> dict[s
 
 
 def build_parser() -> OneLineParser:
-    parser = OneLineParser(prog="stochattn-predict", description=DESCRIPTION)
+    parser = OneLineParser(prog="stochattn-predict", description=DESCRIPTION, example=EXAMPLE)
     parser.add_argument(
         "data", help="folder of binarised data with the dictionaries of the training"
     )

@@ -18,6 +18,7 @@ from ..analysis.data_prep import script_module, scripts_folder
 from ..core.errors import InputError
 
 PROG = "stochattn-prepare"
+EXAMPLE = "stochattn-prepare multi30k --out data-bin/multi30k"
 PREFIXES = ("prepare_", "generate_")  # prepare_glue.py prepares the corpus "glue"
 
 
@@ -48,6 +49,7 @@ def help_text(scripts: dict[str, Path]) -> str:
             *(f"  {name:<{width}}  {describe(script)}" for name, script in scripts.items()),
             "",
             f"{PROG} CORPUS --help shows the flags of a corpus.",
+            f"Example: {EXAMPLE}",
         ]
     )
 

@@ -32,6 +32,7 @@ from ..core.optional import require_package
 from .command import CPU_HELP, OneLineParser, command
 
 DESCRIPTION = "Write one HTML page about a training run; it needs no scripts and no network."
+EXAMPLE = "stochattn-report checkpoints --evaluation evaluation.json"
 _EVALUATE = "stochattn-evaluate DATA --path CHECKPOINT --samples 20 --json"
 
 
@@ -148,7 +149,7 @@ def _existing(path: Path) -> Path | None:
 
 
 def build_parser() -> OneLineParser:
-    parser = OneLineParser(prog="stochattn-report", description=DESCRIPTION)
+    parser = OneLineParser(prog="stochattn-report", description=DESCRIPTION, example=EXAMPLE)
     parser.add_argument(
         "run", type=Path, metavar="RUN_DIR", help="folder of checkpoints and logs (--save-dir)"
     )

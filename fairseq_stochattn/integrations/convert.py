@@ -36,6 +36,9 @@ def convert(
     ``sigma``) or with ``noise="cut"``. The methods add their own parameters, so build the optimizer
     afterwards.
 
+    ``method`` is the settings object of a method, or a list of them in the order in which they act:
+    ``[BABN(rho=2.0), Alignment(distance="ct")]``.
+
     ``sites`` is ``all``, or some of ``encoder``, ``decoder`` and ``cross``, separated by commas
     (``"encoder,cross"``) or in a list (``["encoder", "cross"]``). ``layers`` is ``all``, ``first``,
     ``last``, or indices (``"0,2"`` or ``[0, 2]``).

@@ -65,7 +65,8 @@ def is_random(model: nn.Module, dropout: bool = False) -> bool:
 def sampled_attention(models: Sequence[nn.Module], dropout: bool = False) -> Iterator[None]:
     """Within the block, attention is sampled; after the block, the mean attention is used again.
 
-    With ``dropout``, dropout is active too (MC dropout, fairseq's ``--retain-dropout``).
+    ``models`` is a list, also for one model. With ``dropout``, dropout is active too (MC dropout,
+    fairseq's ``--retain-dropout``).
     """
     methods, dropouts = _random_modules(models, dropout)
     if not (methods or dropouts):

@@ -38,8 +38,9 @@ def generate(model: nn.Module, samples: int, dropout: bool = False, **inputs: An
     """Generate with the mean attention, then score each token under ``samples`` samples.
 
     ``inputs`` are those of ``model.generate``: the batch (``input_ids``, ``attention_mask``) and
-    options such as ``num_beams``. Works for decoders and for encoder-decoder models. To generate
-    with sampled attention itself, call ``model.generate`` within ``sa.sampled_attention([model])``.
+    options such as ``num_beams``. With ``dropout``, dropout is sampled too. Works for decoders and
+    for encoder-decoder models. To generate with sampled attention itself, call ``model.generate``
+    within ``sa.sampled_attention([model])``.
     """
     if samples < 1:
         raise InputError(f"samples must be at least 1, not {samples}")

@@ -106,7 +106,8 @@ def small_gradients(
 class Repulsive(torch.optim.Optimizer):
     """Wraps an optimizer: ``Repulsive(torch.optim.AdamW(model.parameters()), model)``.
 
-    The keyword arguments are the fields of ``RepulsiveSettings``. Both optimizers share parameter
+    The keyword arguments are the fields of ``RepulsiveSettings``; ``seed`` is that of the noise of
+    the rules ``spos`` and ``sgld``. Both optimizers share parameter
     groups and state, so a scheduler may be given either, and checkpoints fit both.
     """
 
