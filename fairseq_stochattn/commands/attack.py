@@ -62,6 +62,10 @@ COLUMNS = {
     "changed %": lambda row: 100 * row.changed,
     "queries": lambda row: row.queries,
 }
+EXAMPLE = (
+    "stochattn-attack data-bin/SST-2 --path checkpoints/checkpoint_best.pt \\\n"
+    "    --sentences SST-2/dev.tsv --synonyms counterfitted_neighbors.json"
+)
 
 
 @command
@@ -191,7 +195,7 @@ def table(rows: dict[str, Summary]) -> Iterator[str]:
 
 # fmt: off
 def build_parser() -> OneLineParser:
-    parser = OneLineParser(prog="stochattn-attack", description=DESCRIPTION)
+    parser = OneLineParser(prog="stochattn-attack", description=DESCRIPTION, example=EXAMPLE)
     parser.add_argument("data", type=Path, help="folder that stochattn-prepare made, which has the "
         "tokenizer")
     add = parser.add_argument_group("models and texts").add_argument

@@ -60,6 +60,7 @@ EXAMPLE = (
 # What each kind reads, as in the example at the end of its help.
 INPUTS = {
     "attention": "checkpoint_best.pt data-bin/multi30k --id 3 --heads all",
+    "image": "checkpoint_best.pt data-bin/easy_vqa --id 3",
     "keys-queries": "checkpoint_best.pt data-bin/multi30k --sites encoder --layers 0",
     **dict.fromkeys(("reliability", "risk-coverage", "out-of-domain"), "evaluation.json"),
     "heads": "heads.json",

@@ -24,6 +24,7 @@ from .command import SUBSET_HELP, OneLineParser, command, require_output
 DESCRIPTION = (
     "Measure generated texts about graphs: BLEU-1 to 4, METEOR, ROUGE and entity coverage."
 )
+EXAMPLE = "stochattn-score-text data-bin/webnlg --generated generated.txt"
 
 
 @command
@@ -92,7 +93,7 @@ def read_hypotheses(path: Path) -> dict[int, str]:
 
 
 def build_parser() -> OneLineParser:
-    parser = OneLineParser(prog="stochattn-score-text", description=DESCRIPTION)
+    parser = OneLineParser(prog="stochattn-score-text", description=DESCRIPTION, example=EXAMPLE)
     parser.add_argument("data", type=Path, help="folder that stochattn-prepare wrote")
     add = parser.add_argument
     add(
