@@ -57,6 +57,14 @@ def test_links_in_code_stay() -> None:
     assert replaced == "[a](X.MD)\n```python\nf[0](x.md)\n```\n[b](X.MD)"
 
 
+@pytest.mark.parametrize("document", hooks.documents())
+def test_pictures_are_small_and_described(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    for description, link in re.findall(r"!\[(.*?)\]\((\S+?)\)", text, re.S):
+        assert len(description.split()) > 2, link
+        assert (ROOT / hooks.target_of(document, link)).stat().st_size < 150_000, link
+
+
 def test_the_reference_has_every_public_name() -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     named = re.findall(r"<!-- api: (\w+) -->", page)

@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import runpy
 import shlex
-from collections.abc import Callable, Iterator
-from types import ModuleType
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-import setuptools
 
-import runner
-from fairseq_stochattn.commands import evaluate, generate, generate_flags, prepare
-from fairseq_stochattn.commands.command import EXAMPLE_MARK, OneLineParser, replaced
+from console import SCRIPTS, module_of, parse
+from fairseq_stochattn.commands import prepare
+from fairseq_stochattn.commands.command import EXAMPLE_MARK, OneLineParser
 
-
-def setup_arguments() -> dict[str, Any]:
-    """Return what setup.py passes to ``setup``."""
-    found: dict[str, Any] = {}
-    with replaced(setuptools, "setup", lambda **arguments: found.update(arguments)):
-        runpy.run_path(str(runner.ROOT / "setup.py"))
-    return found
-
-
-SCRIPTS = dict(
-    map(str.strip, line.split("=")) for line in setup_arguments()["entry_points"]["console_scripts"]
-)
 WITH_PARSER = [name for name in SCRIPTS if name != "stochattn-prepare"]
-
-
-def module_of(script: str) -> ModuleType:
-    return importlib.import_module(SCRIPTS[script].partition(":")[0])
 
 
 def parsers_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -51,18 +30,6 @@ def example_in(text: str) -> list[str]:
     return shlex.split(example.replace("\\\n", " "))
 
 
-def parse_generate(arguments: list[str]) -> object:
-    _, flags = generate.build_parser().parse_known_args(arguments)
-    return generate_flags.parse_flags("stochattn-generate", flags)
-
-
-# Commands whose flags are not all in their parser.
-PARSE: dict[str, Callable[[list[str]], object]] = {
-    "stochattn-generate": parse_generate,
-    "stochattn-evaluate": evaluate.parse_arguments,
-}
-
-
 @pytest.mark.parametrize("script", WITH_PARSER)
 def test_the_help_ends_with_an_example_that_parses(script: str) -> None:
     parser = module_of(script).build_parser()
@@ -72,7 +39,7 @@ def test_the_help_ends_with_an_example_that_parses(script: str) -> None:
         assert command == script
         if each is not parser:
             assert arguments[0] == each.prog.split()[-1]
-        PARSE.get(script, parser.parse_args)(arguments)
+        parse(script, arguments)
 
 
 @pytest.mark.parametrize("script", WITH_PARSER)
