@@ -31,6 +31,7 @@ from ..models.config import flags_of, is_typed, join_configs, without_defaults
 from ..models.method_flags import settings_flags, settings_from
 from ..tasks.kinds import WRAPPABLE, criterion_name
 from . import electra, node_classification, token_tagging  # noqa: F401  (registers the criterions that are wrapped)
+from .vocabulary import criterion_pass
 
 
 @dataclass
@@ -82,6 +83,7 @@ class AttentionLosses(FairseqCriterion):
     """
 
     wrapped_class: ClassVar[type[FairseqCriterion]]
+    needs_logits: ClassVar[bool] = False  # reads the model's output, not only the task's loss
 
     def __init__(self, task: Any, task_criterion: FairseqCriterion, cfg: Any) -> None:
         super().__init__(task)
@@ -118,7 +120,15 @@ class AttentionLosses(FairseqCriterion):
         """Returns the task's own result; the losses of the attention stay in the model."""
         self.apply_overrides(model)
         with collecting_losses(), measuring(self.meters_due(model)):
+            return self.task_loss(model, sample, reduce)
+
+    def task_loss(
+        self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, Any, dict[str, Any]]:
+        """What the task's criterion returns."""
+        if self.needs_logits:
             return self.task_criterion(model, sample, reduce)
+        return criterion_pass(self.task_criterion, model, sample, reduce)
 
     def train(self, mode: bool = True) -> AttentionLosses:
         """Called by fairseq once per update, before the first batch."""

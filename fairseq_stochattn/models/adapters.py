@@ -27,6 +27,7 @@ from .embeddings import SegmentEmbedding
 from .lstm_attention import StochasticAttentionLayer
 from .method_flags import SELECTION_FLAGS, chain_from, method_names
 from .multihead_attention import StochasticMultiheadAttention
+from .output_layer import LossOutputLayer
 from .pruning import part_of
 
 
@@ -52,7 +53,7 @@ class EncoderAdapter(SegmentEmbedding):
         return {"encoder": [StochasticMultiheadAttention.adopt(x.self_attn) for x in layers]}
 
 
-class DecoderAdapter:
+class DecoderAdapter(LossOutputLayer):
     """Adapter for Transformer decoders.
 
     They have causal self-attention, and cross-attention if the model has an encoder.
@@ -82,7 +83,7 @@ class DecoderAdapter:
         return found
 
 
-class RecurrentAdapter:
+class RecurrentAdapter(LossOutputLayer):
     """Adapter for LSTM decoders, whose only attention is called once per target token."""
 
     def extract_features(
