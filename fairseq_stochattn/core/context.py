@@ -50,6 +50,43 @@ class AttentionMask:
     key_padding: Tensor | None = None  # (B, S), True at padding
     blocked: Tensor | None = None  # (B|1, 1|H, T|1, S), True where the query must not see the key
     _additive: Tensor | None = field(default=None, repr=False)
+    # The valid pairs of the most recent layer, its query padding, and whether its batch was paired.
+    _valid: tuple[Tensor, Tensor | None, bool] | None = field(default=None, repr=False)
+    _count: Tensor | None = field(default=None, repr=False)
+
+    def valid(self, query_padding: Tensor | None, paired: bool, like: Tensor) -> Tensor:
+        """The pairs (B, 1, T, S) of ``AttentionContext.valid``, computed once for all layers.
+
+        ``like`` is a (B, 1, T, S) tensor on the right device.
+        """
+        if self._valid is not None:
+            valid, padding, was_paired = self._valid
+            if padding is query_padding and was_paired == paired and valid.shape == like.shape:
+                return valid
+        valid = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=like.device)
+        if self.blocked is not None:
+            blocked = self.blocked
+            if blocked.size(1) > 1:  # a mask per head: valid where any head sees the key
+                blocked = blocked.all(dim=1, keepdim=True)
+            valid = valid & ~blocked
+        if self.key_padding is not None:
+            valid = valid & ~self.key_padding[:, None, None, :]
+        if query_padding is not None:
+            valid = valid & ~query_padding[:, None, :, None]
+        if paired:
+            batch = like.size(0)
+            clean = torch.arange(batch, device=like.device) < batch // 2
+            valid = valid & clean[:, None, None, None]
+        self._valid, self._count = (valid.expand(like.shape), query_padding, paired), None
+        return self._valid[0]
+
+    def count(self, valid: Tensor) -> Tensor:
+        """The number of valid pairs, where ``valid`` is what the method of that name returned."""
+        if self._valid is None or self._valid[0] is not valid:
+            return valid.sum()
+        if self._count is None:
+            self._count = valid.sum()
+        return self._count
 
     def additive(self, dtype: torch.dtype) -> Tensor:
         """The mask to add to logits: −inf at blocked pairs, 0 elsewhere."""
@@ -103,6 +140,33 @@ def unblock_empty_rows(blocked: Tensor) -> Tensor:
     return blocked & ~blocked.all(dim=-1, keepdim=True)
 
 
+class MaskCache:
+    """The mask of the most recent padding and attention mask, compared by identity.
+
+    The layers of a stack get the same tensors, so they share one mask.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[Tensor | None, Tensor | None, AttentionMask, Tensor | None] | None = None
+
+    def __call__(
+        self, padding: Tensor | None, attn_mask: Tensor | None
+    ) -> tuple[AttentionMask, Tensor | None]:
+        """``mask_from_both``, or ``mask_from_padding`` and None if there is no attention mask."""
+        last = self._last
+        if last is None or last[0] is not padding or last[1] is not attn_mask:
+            if attn_mask is None:
+                mask, bias = mask_from_padding(padding), None
+            else:
+                mask, bias = mask_from_both(padding, attn_mask)
+                # Without a finite part, as in a causal mask, nothing has to be added. On a GPU,
+                # looking would be a wait.
+                if bias is not None and bias.device.type == "cpu" and not bias.any():
+                    bias = None
+            last = self._last = padding, attn_mask, mask, bias
+        return last[2:]
+
+
 @dataclass
 class AttentionContext:
     """What a method may read in addition to the logits.
@@ -141,23 +205,14 @@ class AttentionContext:
         Losses are computed over these pairs. In a paired batch only the clean half is valid.
         """
         if self._valid is None:
-            batch, _, targets, _ = self.q.shape
-            shape = (batch, 1, targets, self.k.size(2))
-            valid = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.q.device)
-            if self.blocked is not None:
-                blocked = self.blocked
-                if blocked.size(1) > 1:  # a mask per head: valid where any head sees the key
-                    blocked = blocked.all(dim=1, keepdim=True)
-                valid = valid & ~blocked
-            if self.key_padding is not None:
-                valid = valid & ~self.key_padding[:, None, None, :]
-            if self.query_padding is not None:
-                valid = valid & ~self.query_padding[:, None, :, None]
-            if self.paired:
-                clean = torch.arange(batch, device=valid.device) < batch // 2
-                valid = valid & clean[:, None, None, None]
-            self._valid = valid.expand(shape)
+            like = self.q[:, :1, :, :1].expand(-1, -1, -1, self.k.size(2))  # (B, 1, T, S)
+            self._valid = self.attention_mask.valid(self.query_padding, self.paired, like)
         return self._valid
+
+    @property
+    def num_valid(self) -> Tensor:
+        """The number of valid pairs, a scalar."""
+        return self.attention_mask.count(self.valid)
 
     def clean_half(self) -> AttentionContext:
         """The rows that losses are computed over: all, or the first half of a paired batch."""

@@ -105,7 +105,7 @@ class MaskingMethod(AttentionMethod):
         """The valid pairs (B, 1, T, S) and their number, computed once per stack."""
         state = context.stack.state
         if "masking" not in state:
-            state["masking"] = context.valid, context.valid.sum()
+            state["masking"] = context.valid, context.num_valid
         return state["masking"]
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from .context import MaskCache
 from .errors import InputError
 from .losses import current_collection
 from .method import METHODS, AttentionMethod, LayerInfo, MethodDict
@@ -58,13 +59,15 @@ class AttentionStack(nn.Module):
         self.state: dict[str, Any] = {}
         self.tokens: Tensor | None = None  # (B, T): the tokens behind the queries
         self.query_padding: Tensor | None = None  # (B, T), True at padding
+        self.masks = MaskCache()
         self.queries_seen = 0
         self._warned = False
         self._collection: object | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles carry no state of a forward pass, which may hold a graph."""
-        return {**self.__dict__, "state": {}, "tokens": None, "query_padding": None}
+        forgotten = {"state": {}, "tokens": None, "query_padding": None, "masks": MaskCache()}
+        return {**self.__dict__, **forgotten}
 
     def begin(self, tokens: Tensor, padding_idx: int, incremental: bool = False) -> None:
         """Start a new forward pass on these tokens: clear old state and uncollected losses."""

@@ -82,6 +82,8 @@ OWN_FLAGS = settings_flags(ASA, "weight", "start", "warmup", "divergence", "clea
 class AsaCriterion(AttentionLosses):
     """Task loss + α · divergence under masks + τ · penalty on masks."""
 
+    needs_logits = True
+
     def __init__(self, task: Any, task_criterion: Any, cfg: Any) -> None:
         super().__init__(task, task_criterion, cfg)
         self.kind = criterion_name(cfg.task_criterion, task)

@@ -37,6 +37,7 @@ from . import (  # noqa: F401  (registers the criterions that are wrapped)
     token_tagging,
     vqa,
 )
+from .vocabulary import criterion_pass
 
 
 @dataclass
@@ -88,6 +89,7 @@ class AttentionLosses(FairseqCriterion):
     """
 
     wrapped_class: ClassVar[type[FairseqCriterion]]
+    needs_logits: ClassVar[bool] = False  # reads the model's output, not only the task's loss
 
     def __init__(self, task: Any, task_criterion: FairseqCriterion, cfg: Any) -> None:
         super().__init__(task)
@@ -124,7 +126,15 @@ class AttentionLosses(FairseqCriterion):
         """Returns the task's own result; the losses of the attention stay in the model."""
         self.apply_overrides(model)
         with collecting_losses(), measuring(self.meters_due(model)):
+            return self.task_loss(model, sample, reduce)
+
+    def task_loss(
+        self, model: nn.Module, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, Any, dict[str, Any]]:
+        """What the task's criterion returns."""
+        if self.needs_logits:
             return self.task_criterion(model, sample, reduce)
+        return criterion_pass(self.task_criterion, model, sample, reduce)
 
     def train(self, mode: bool = True) -> AttentionLosses:
         """Called by fairseq once per update, before the first batch."""

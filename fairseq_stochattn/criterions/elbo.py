@@ -44,7 +44,7 @@ class Elbo(AttentionLosses):
     def sampled_terms(self, model: nn.Module, sample: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """nll and KL of one sample of the attention, without dropout; both summed over targets."""
         with probing(model), sampled_attention([model]), collecting_losses():
-            _, sample_size, log = self.task_criterion(model, sample)
+            _, sample_size, log = self.task_loss(model, sample)
             _, terms = weighted_sum(take_losses(model), sample_size)
         return nll_of(log), terms["kl"]
 

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 class SmartCriterion(AttentionLosses):
     """Task loss + weight · change of the predictions under a small adversarial perturbation."""
 
+    needs_logits = True
+
     def __init__(self, task: Any, task_criterion: Any, cfg: Any) -> None:
         super().__init__(task, task_criterion, cfg)
         self.smart = settings_from(SMART, cfg)

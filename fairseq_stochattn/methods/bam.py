@@ -127,7 +127,7 @@ class BAMAttention(AttentionMethod):
         return self.prior.once(context)
 
     def _add_losses(self, scores: Tensor, context: AttentionContext) -> None:
-        count = context.valid.sum() * scores.size(1)
+        count = context.num_valid * scores.size(1)
         kl = self.kl(scores, self.prior_mean(scores, context))
         total = (kl * context.valid.to(kl.dtype)).sum()
         settings = self.settings

@@ -31,6 +31,7 @@ from .lstm_attention import StochasticAttentionLayer
 from .mcan_layers import ImageDecoder, QuestionEncoder
 from .method_flags import SELECTION_FLAGS, chain_from, method_names
 from .multihead_attention import StochasticMultiheadAttention
+from .output_layer import LossOutputLayer
 from .pruning import part_of
 
 
@@ -56,7 +57,7 @@ class EncoderAdapter(SegmentEmbedding):
         return {"encoder": [StochasticMultiheadAttention.adopt(x.self_attn) for x in layers]}
 
 
-class DecoderAdapter:
+class DecoderAdapter(LossOutputLayer):
     """Adapter for Transformer decoders.
 
     They have causal self-attention, and cross-attention if the model has an encoder.
@@ -95,7 +96,7 @@ class ImageAdapter(DecoderAdapter):
         return super().forward(regions, padding, *args)
 
 
-class RecurrentAdapter:
+class RecurrentAdapter(LossOutputLayer):
     """Adapter for LSTM decoders, whose only attention is called once per target token."""
 
     def extract_features(

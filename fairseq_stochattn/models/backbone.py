@@ -30,6 +30,7 @@ from ..compat import UsageError
 from ..core.method import METHODS, on_registration
 from .adapters import install_methods
 from .config import complete, flags_of, is_typed, join_configs, set_defaults
+from .dropout import use_fast_dropout
 from .layer_decay import apply_factors
 from .method_flags import AttentionConfig, method_names, settings_flags
 from .pruning import PrunesLayers, take_kept_layers
@@ -109,6 +110,8 @@ class StochasticModel(PrunesLayers, RefusesMismatch):
         model.kept_layers = kept
         install_methods(cls.backbone.owners(model), args, kept)
         cls.backbone.finish(model, args)
+        if args.fast_dropout:
+            use_fast_dropout(model)
         apply_factors(task, model)
         return model
 

@@ -17,13 +17,7 @@ from torch import Tensor
 
 from ..compat import UsageError
 from ..core.attention import attend, attend_fused, product
-from ..core.context import (
-    AttentionContext,
-    AttentionMask,
-    CacheLast,
-    mask_from_both,
-    mask_from_padding,
-)
+from ..core.context import AttentionContext
 from ..core.gradients import through_projection
 from ..core.head_hooks import HasHeadHooks, HeadOutputs
 from ..core.method import MethodDict
@@ -38,7 +32,6 @@ class StochasticMultiheadAttention(HasHeadHooks, MultiheadAttention):
     if TYPE_CHECKING:  # torch.jit.trace would fail on these types before our own error
         stack: AttentionStack
         attention_methods: MethodDict
-        padding_mask: CacheLast[Tensor | None, AttentionMask]
 
     @classmethod
     def adopt(cls, attention: MultiheadAttention) -> StochasticMultiheadAttention:
@@ -53,7 +46,6 @@ class StochasticMultiheadAttention(HasHeadHooks, MultiheadAttention):
                 "xFormers does not compute the logits that they need; leave the flag out"
             )
         attention.__class__ = cls
-        attention.padding_mask = CacheLast(mask_from_padding)
         return attention  # type: ignore[return-value]
 
     def sizes(self) -> dict[str, int]:
@@ -110,10 +102,7 @@ class StochasticMultiheadAttention(HasHeadHooks, MultiheadAttention):
         # (T, B', beams, H, d) → (B', H, beams, T, d) → (B', H, R, d)
         q = q.view(targets, sources, beams, heads, head_dim).permute(1, 3, 2, 0, 4)
         q = q.reshape(sources, heads, beams * targets, head_dim)
-        if attn_mask is None:
-            mask, bias = self.padding_mask(key_padding_mask), None
-        else:
-            mask, bias = mask_from_both(key_padding_mask, attn_mask)
+        mask, bias = self.stack.masks(key_padding_mask, attn_mask)
         query_padding = self.stack.query_padding
 
         def projected() -> tuple[Tensor, Tensor]:

@@ -156,7 +156,7 @@ class BABNAttention(AttentionMethod):
             normalize=self.normalized,
         )
         if losses_wanted:
-            count = context.valid.sum() * logits.size(1)
+            count = context.num_valid * logits.size(1)
             self.add_loss("kl", kl, settings.kl_schedule, settings.kl_loss_reduction, count)
             self.add_measure("noise", *measure_noise(k, context.valid, settings.noise_bounds))
         if settings.noise == "cut" and not self.stochastic:

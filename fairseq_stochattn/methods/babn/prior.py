@@ -111,8 +111,9 @@ class ContextualPrior(nn.Module):
         Its shape is (B, H, 1, S), the same for all queries; or (B, H, T, S) if queries see
         different keys, as under a causal mask.
         """
-        hidden = torch.relu(linear(context.k, self.f1))  # (B, H, S, hidden)
-        logits = linear(hidden, self.f2).transpose(2, 3)  # (B, H, 1, S)
+        # With the keys first, as the projection W_K returns them, nothing is copied.
+        hidden = torch.relu(linear(context.k.permute(2, 0, 1, 3), self.f1))  # (S, B, H, hidden)
+        logits = linear(hidden, self.f2).permute(1, 2, 3, 0)  # (B, H, 1, S)
         return softmax(context.mask(logits))
 
     def once(self, context: AttentionContext) -> Tensor:
