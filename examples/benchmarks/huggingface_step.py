@@ -19,9 +19,10 @@ sys.modules.setdefault("torchaudio", None)  # a build that does not fit torch st
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from timing import keep_memory, paired_ratios  # noqa: E402
+from timing import paired_ratios  # noqa: E402
 
 import fairseq_stochattn as sa  # noqa: E402
+from fairseq_stochattn.core.memory import keep_freed_memory  # noqa: E402
 
 METHODS = {
     "babn": sa.BABN,
@@ -72,7 +73,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the ratios to this file")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    keep_memory()
+    keep_freed_memory()
     shape = (args.sentences, args.tokens)
     batch = {
         "input_ids": torch.randint(1000, 20000, shape),
