@@ -35,6 +35,7 @@ _FENCE = re.compile(r"^ *```")
 _API = re.compile(r"<!-- api: (\w+) -->")
 
 
+@cache
 def documents() -> dict[str, str]:
     """Return all documents that are pages of the site: path in the repository → path in docs/."""
     found = {
