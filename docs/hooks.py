@@ -35,6 +35,7 @@ _FENCE = re.compile(r"^ *```")
 _API = re.compile(r"<!-- api: (\w+) -->")
 
 
+@cache
 def documents() -> dict[str, str]:
     """Return all documents that are pages of the site: path in the repository → path in docs/."""
     found = {
@@ -200,3 +201,8 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     mkdocs checks anchors before the code is highlighted, which is what creates these.
     """
     return re.sub(r'\.html\?line=(\d+)"', r'.html#__codelineno-0-\1"', html)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Name the search dialog, which the theme does not do, for readers with a screen reader."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
