@@ -10,9 +10,10 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import nn
 
 import zoo
-from fairseq_stochattn.core.context import AttentionMask, CacheLast
+from fairseq_stochattn.core import context, stack
+from fairseq_stochattn.core.context import AttentionMask, CacheLast, MaskCache
 from fairseq_stochattn.methods.babn import upward
-from fairseq_stochattn.models import lstm_attention, multihead_attention
+from fairseq_stochattn.models import lstm_attention
 
 BACKBONES = ["transformer", "lstm"]
 
@@ -66,6 +67,32 @@ def build(backbone: str, **flags: object) -> nn.Module:
     return zoo.build(f"{backbone}_babn", babn_sigma=0.5, **flags).eval()
 
 
+def test_layers_of_a_stack_share_one_mask() -> None:
+    """It is recomputed for other tensors. A causal mask leaves no bias to add."""
+    masks, padding = MaskCache(), torch.tensor([[False, True], [False, False]])
+    causal = torch.full((2, 2), -torch.inf).triu(1)
+    mask, bias = masks(padding, causal)
+    assert masks(padding, causal)[0] is mask
+    assert bias is None
+    assert mask.blocked[1, 0].tolist() == [[False, True], [False, False]]
+    assert masks(padding, None)[0] is not mask
+    finite = causal + 0.5
+    assert torch.equal(masks(padding, finite)[1], finite.masked_fill(finite.isinf(), 0.0))
+
+
+def test_valid_pairs_are_computed_once_per_mask() -> None:
+    padding, queries = torch.tensor([[False, True], [False, False]]), torch.zeros(2, 3).bool()
+    mask, like = context.mask_from_padding(padding), torch.zeros(2, 1, 3, 2)
+    valid = mask.valid(queries, False, like)
+    assert mask.valid(queries, False, like) is valid
+    assert mask.count(valid) is mask.count(valid)
+    assert mask.count(valid) == 9
+    assert mask.valid(queries.clone(), False, like) is not valid
+    clean = mask.valid(queries, True, like)
+    assert mask.count(clean) == 3  # the second sentence is adversarial
+    assert mask.valid(None, True, torch.zeros(2, 1, 1, 2)).shape == (2, 1, 1, 2)
+
+
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_batches_of_one_shape_do_not_share_cached_masks(backbone: str) -> None:
     """For batches of equal shape but different padding, results equal those of a new model."""
@@ -83,17 +110,18 @@ def test_search_gives_the_same_result_without_cache(
 ) -> None:
     cached = search(build(backbone), (9, 7, 4, 1))
     with monkeypatch.context() as patch:
-        for module in (multihead_attention, lstm_attention, upward):
+        for module in (lstm_attention, upward):
             patch.setattr(module, "CacheLast", lambda function: function)
+        patch.setattr(stack, "MaskCache", lambda: lambda *masks: MaskCache()(*masks))
         uncached = build(backbone)
     torch.testing.assert_close(cached, search(uncached, (9, 7, 4, 1)), rtol=0, atol=0)
 
 
 def test_source_mask_is_computed_once_per_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """In step-by-step decoding, masks are not computed again while the batch stays the same."""
-    masks = Counted(multihead_attention.mask_from_padding)
+    masks = Counted(context.mask_from_padding)
     shifts = Counted(upward.KeyShift)
-    monkeypatch.setattr(multihead_attention, "mask_from_padding", masks)
+    monkeypatch.setattr(context, "mask_from_padding", masks)
     monkeypatch.setattr(upward, "KeyShift", shifts)
     model = build("transformer", decoder_layers=1)
     model.decoder.set_beam_size(3)
