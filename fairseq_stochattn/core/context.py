@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from .device import reading_is_free
 from .paired_batch import batch_is_paired
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ class MaskCache:
                 mask, bias = mask_from_both(padding, attn_mask)
                 # Without a finite part, as in a causal mask, nothing has to be added. On a GPU,
                 # looking would be a wait.
-                if bias is not None and bias.device.type == "cpu" and not bias.any():
+                if bias is not None and reading_is_free(bias) and not bias.any():
                     bias = None
             last = self._last = padding, attn_mask, mask, bias
         return last[2:]

@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .device import reading_is_free
+
 BLOCK_BYTES = 2**24  # of the logits of one block; on a GPU, all rows are one block
 
 
@@ -44,7 +46,7 @@ class _Rows(NamedTuple):
 def _rows(x: Tensor, targets: Tensor, padding_idx: int) -> _Rows:
     """Leave out padding; on a GPU, give it the weight 0, because its number is not known there."""
     kept = targets.ne(padding_idx)
-    if x.device.type != "cpu":
+    if not reading_is_free(x):
         return _Rows(x, targets, None, kept.to(x.dtype).unsqueeze(1))
     index = kept.nonzero().squeeze(1)
     if len(index) == len(targets):
@@ -73,7 +75,7 @@ class _SmoothedLoss(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias) if needs_bias else None
         log_total = []  # logsumexp z of each block, (n, 1)
         block = len(rows.x)
-        if x.device.type == "cpu":
+        if reading_is_free(x):
             block = max(1, BLOCK_BYTES // (words * x.element_size()))
         for start in range(0, len(rows.x), max(1, block)):
             part = slice(start, start + block)

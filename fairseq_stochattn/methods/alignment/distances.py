@@ -98,7 +98,16 @@ class Discriminator(Matcher):
         """R1 = γ/2·E_q ‖∇D(q)‖² + γ/2·E_k ‖∇D(k)‖², where D is the logit before the sigmoid."""
         some = [tokens.subsample(x, PENALTY_STRIDE) for tokens, x in ((queries, q), (keys, k))]
         grad_x = input_gradients(torch.cat(some).detach(), self.weights(q))  # (nH, d)
-        return self.gamma * grad_x.square().sum() / len(grad_x)
+        if queries.kept is None and keys.kept is None:
+            return self.gamma * grad_x.square().sum() / len(grad_x)
+        weights = [
+            tokens.subsampled_weights(rows, PENALTY_STRIDE)
+            for tokens, rows in zip((queries, keys), some, strict=True)
+        ]
+        heads = q.size(1)
+        squares = grad_x.square().sum(dim=-1).unflatten(0, (-1, heads)).sum(dim=-1)  # (n,)
+        weight = torch.cat(weights)
+        return self.gamma * torch.dot(squares, weight) / (heads * weight.sum()).clamp(min=1)
 
 
 class OptimalTransport(Matcher):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.device import reading_is_free
 from ...core.distributions import at_least_float
 
 
@@ -29,17 +30,30 @@ class TokenSet:
         mass = at_least_float(keep.to(x.dtype))
         self.mass = (mass / mass.sum(dim=1, keepdim=True)).unsqueeze(1)  # (B, 1, L)
         # Positions of the tokens in a flat (L·B) array, the memory layout of fairseq's projections.
-        self.index = None if padding is None else keep.t().flatten().nonzero().squeeze(1)
+        # On a CPU, leaving padding out saves time. On a GPU, where counting the tokens would be a
+        # wait, padding stays among the rows, with the mass 0.
+        self.index = None
+        self.kept: Tensor | None = None  # (L·B,): False at padding that stays among the rows
+        if padding is not None and reading_is_free(x):
+            self.index = keep.t().flatten().nonzero().squeeze(1)
+        elif padding is not None:
+            self.kept = keep.t().flatten()
         self.length, self.batch = length, batch
         self.count = length * batch if self.index is None else len(self.index)
 
     def subsample(self, x: Tensor, stride: int) -> Tensor:
-        """Every ``stride``-th non-padding token of x, (B, H, L, d) → (n, H, d)."""
+        """Every ``stride``-th row of x, (B, H, L, d) → (n, H, d)."""
         rows = x.permute(2, 0, 1, 3)  # (L, B, H, d)
         if self.index is None:
             return rows.flatten(0, 1)[::stride]
         index = self.index[::stride]
         return rows[index // self.batch, index % self.batch]
+
+    def subsampled_weights(self, rows: Tensor, stride: int) -> Tensor:
+        """1 at tokens and 0 at padding, (n,), for the ``rows`` that ``subsample`` returned."""
+        if self.kept is None:
+            return rows.new_ones(len(rows))
+        return self.kept[::stride].to(rows.dtype)
 
     def token_weights(self, present: Tensor) -> Tensor:
         """The mass of every token, (N,), or 0 if ``present`` (B,) is False for its sentence."""
@@ -47,7 +61,7 @@ class TokenSet:
         return mass if self.index is None else mass[self.index]
 
     def unpack(self, rows: Tensor) -> Tensor:
-        """Scatter rows (N, H, e) back into a batch (B, H, L, e), with 0 at padding."""
+        """Return rows (N, H, e) to a batch (B, H, L, e); padding, of mass 0, is 0 if left out."""
         if self.index is not None:
             padded = rows.new_zeros((self.length * self.batch, *rows.shape[1:]))
             rows = padded.index_copy(0, self.index, rows)

@@ -64,6 +64,12 @@ class BABN(BayesianSettings):
     share_layers: bool = setting(
         False, "the same maps f1, f2 and f3 in all layers of a site, instead of one set per layer"
     )
+    compile: bool = setting(
+        False,
+        "compile the formulas of babn by torch.compile (needs a C++ compiler, or Triton on a GPU; "
+        "the first update takes up to a minute longer)",
+        flag="compile_attention",
+    )
 
     def check(self) -> None:
         super().check()
@@ -154,6 +160,7 @@ class BABNAttention(AttentionMethod):
             k_min=settings.k_min,
             beta=settings.rate,
             normalize=self.normalized,
+            compile=settings.compile,
         )
         if losses_wanted:
             count = context.num_valid * logits.size(1)

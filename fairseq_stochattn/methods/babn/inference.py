@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ...core.compiling import Compiled
 from ...core.distributions import (
     EULER,
     MAX_EXPONENT,
@@ -33,6 +34,7 @@ from ...core.distributions import (
     finite_log_softmax,
 )
 from ...core.softmax import softmax
+from . import compiled
 
 MAX_MEAN = math.exp(MAX_EXPONENT)  # upper bound of E[S] in the KL
 # Values above this limit are taken as clamped to MAX_MEAN. The margin allows for rounding.
@@ -47,6 +49,7 @@ class Constants(NamedTuple):
     k_min: float
     beta: float
     normalize: bool  # whether exp(Φ) is replaced by the softmax of the scores over the keys
+    compile: bool = False  # whether to use compiled formulas in training
 
 
 class Inputs(NamedTuple):
@@ -84,7 +87,8 @@ def digamma_of(alpha: Tensor) -> Tensor:
 def weibull_forward(inputs: Inputs, constants: Constants) -> tuple[Tensor, Tensor, Saved]:
     """log S (or log E[S] without noise), the summed KL, and tensors for the backward pass."""
     scores, f1, f2, alpha, noise, valid = inputs
-    rho, sigma, k_min, beta, normalize = constants
+    rho, sigma, k_min, beta, normalize, _ = constants
+    compiles = runs_compiled(inputs, constants)
     if not normalize:
         exp_scores = bounded_exp(scores)
     elif f2 is not None:
@@ -92,6 +96,8 @@ def weibull_forward(inputs: Inputs, constants: Constants) -> tuple[Tensor, Tenso
     else:
         scores = finite_log_softmax(scores)
         exp_scores = scores.exp()
+    if compiles:
+        return _compiled_forward(inputs, constants, exp_scores, scores)
     k = torch.add(exp_scores, F.softplus(f1), alpha=rho).add_(k_min)
     inv_k = k.reciprocal()
     log_gamma = torch.lgamma(inv_k + 1)
@@ -110,13 +116,65 @@ def weibull_forward(inputs: Inputs, constants: Constants) -> tuple[Tensor, Tenso
     log_lambda = log_mean - log_gamma
     log_s = log_mean if noise is None else torch.addcmul(log_lambda, noise, inv_k)
     if alpha is not None:
-        valid = valid.to(k.dtype)  # converted once; products with a bool would convert per head
-        alpha_factor = like_alpha(inv_k.mul_(EULER).sub_(log_lambda).mul_(valid), alpha)
-        alpha_terms = torch.lgamma(alpha).sub_(alpha, alpha=math.log(beta)).sub_(EULER + 1)
-        alpha_terms.mul_(like_alpha(valid, alpha))
-        kl = alpha_terms.addcmul_(alpha, alpha_factor).sum()
-        kl += k.log().add_(mean.clamp(max=MAX_MEAN), alpha=beta).mul_(valid).sum()
+        rest = k.log().add_(mean.clamp(max=MAX_MEAN), alpha=beta)
+        kl, alpha_factor = _kl(inv_k.mul_(EULER).sub_(log_lambda), rest, alpha, valid, beta)
     return log_s, kl, Saved(k, exp_scores, gamma, mean, alpha_factor)
+
+
+def _kl(
+    factor: Tensor, rest: Tensor, alpha: Tensor, valid: Tensor, beta: float
+) -> tuple[Tensor, Tensor]:
+    """The summed KL and ``Saved.alpha_factor``; overwrites ``factor`` and ``rest``.
+
+    ``factor`` is γ/k − log λ, and ``rest`` is log k + βE[S].
+    """
+    valid = valid.to(rest.dtype)  # converted once; products with a bool would convert per head
+    alpha_factor = like_alpha(factor.mul_(valid), alpha)
+    alpha_terms = torch.lgamma(alpha).sub_(alpha, alpha=math.log(beta)).sub_(EULER + 1)
+    alpha_terms.mul_(like_alpha(valid, alpha))
+    kl = alpha_terms.addcmul_(alpha, alpha_factor).sum()
+    kl += rest.mul_(valid).sum()
+    return kl, alpha_factor
+
+
+def runs_compiled(inputs: Inputs, constants: Constants) -> bool:
+    """Whether the compiled formulas are used: in training in fp32, unless there are few pairs."""
+    if not constants.compile or Compiled.failed or inputs.alpha is None or inputs.noise is None:
+        return False
+    return inputs.f1.dtype == torch.float32 and inputs.f1.numel() >= compiled.MIN_ELEMENTS
+
+
+def _formulas(constants: Constants) -> compiled.Formulas:
+    return compiled.formulas(constants, MAX_MEAN, CLAMPED_ABOVE)
+
+
+def _flat(*tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if x is None else x.reshape(-1) for x in tensors]
+
+
+def _compiled_forward(
+    inputs: Inputs, constants: Constants, exp_scores: Tensor, scores: Tensor
+) -> tuple[Tensor, Tensor, Saved]:
+    """The rest of ``weibull_forward`` with compiled formulas."""
+    given = None if inputs.f2 is not None and constants.normalize else scores
+    args = _flat(exp_scores, given, inputs.f1, inputs.f2, inputs.noise)
+    results = _formulas(constants).forward(*args)
+    k, gamma, mean, log_s, factor, rest = (x.view(exp_scores.shape) for x in results)
+    kl, alpha_factor = _kl(factor, rest, inputs.alpha, inputs.valid, constants.beta)
+    return log_s, kl, Saved(k, exp_scores, gamma, mean, alpha_factor)
+
+
+def _compiled_backward(
+    grad_log_s: Tensor, w: Tensor, w_alpha: Tensor, inputs: Inputs, saved: Saved, consts: Constants
+) -> list[Tensor | None]:
+    """The gradients of the scores (before the softmax's part), f1 and f2."""
+    k, exp_scores, gamma, mean, _ = saved
+    args = _flat(
+        grad_log_s, w.expand_as(k), w_alpha, k, exp_scores, gamma, mean,
+        inputs.f1, inputs.f2, inputs.noise,
+    )  # fmt: skip
+    grads = _formulas(consts).backward(*args)
+    return [x if x is None else x.view(k.shape) for x in grads]
 
 
 def weibull_backward(
@@ -125,7 +183,14 @@ def weibull_backward(
     """The gradients of scores, f1, f2 and alpha; None for an input that is None."""
     _, f1, f2, alpha, noise, valid = inputs
     k, exp_scores, gamma, mean, alpha_factor = saved
-    rho, sigma, _, beta, normalize = constants
+    rho, sigma, _, beta, normalize, _ = constants
+    if runs_compiled(inputs, constants):
+        w = grad_kl * valid
+        grad_alpha = _grad_alpha(grad_kl, w, alpha, alpha_factor, beta)
+        grad_scores, grad_f1, grad_f2 = _compiled_backward(
+            grad_log_s, w, w * alpha, inputs, saved, constants
+        )
+        return _through_softmax(grad_scores, exp_scores, normalize), grad_f1, grad_f2, grad_alpha
     inv_k = k.reciprocal()
 
     # First, the gradients of log E[S], log Γ(1+1/k) and 1/k as if these were independent variables
@@ -133,8 +198,7 @@ def weibull_backward(
     grad_log_mean, grad_log_gamma, grad_inv_k, grad_alpha = grad_log_s, None, None, None
     if alpha is not None:
         w = grad_kl * valid  # gradient of the KL of each pair, (B, 1, T, S)
-        alpha_terms = digamma_of(alpha).sub_(math.log(beta))
-        grad_alpha = alpha_terms.mul_(like_alpha(w, alpha)).addcmul_(grad_kl, alpha_factor)
+        grad_alpha = _grad_alpha(grad_kl, w, alpha, alpha_factor, beta)
         w_alpha = w * alpha
         grad_log_mean = _zero_if_clamped(mean).mul_(w * beta).sub_(w_alpha).add_(grad_log_s)
         grad_log_gamma = w_alpha.clone() if noise is None else w_alpha - grad_log_s
@@ -162,10 +226,22 @@ def weibull_backward(
         grad_scores = torch.addcmul(grad_scores, minus_grad_k, exp_derivative, value=-1)
         grad_f1 = minus_grad_k.mul_(torch.sigmoid(f1)).mul_(-rho)
 
-    if normalize:  # from the gradient of the log softmax to that of its input
-        total = grad_scores.sum(dim=-1, keepdim=True)
-        grad_scores = torch.addcmul(grad_scores, exp_scores, total, value=-1)
-    return grad_scores, grad_f1, grad_f2, grad_alpha
+    return _through_softmax(grad_scores, exp_scores, normalize), grad_f1, grad_f2, grad_alpha
+
+
+def _grad_alpha(
+    grad_kl: Tensor, w: Tensor, alpha: Tensor, alpha_factor: Tensor, beta: float
+) -> Tensor:
+    """The gradient of α; w is the gradient of the KL of each pair."""
+    terms = digamma_of(alpha).sub_(math.log(beta))
+    return terms.mul_(like_alpha(w, alpha)).addcmul_(grad_kl, alpha_factor)
+
+
+def _through_softmax(grad: Tensor, exp_scores: Tensor, normalize: bool) -> Tensor:
+    """The gradient of the scores; with ``normalize``, from that of their log softmax."""
+    if not normalize:
+        return grad
+    return torch.addcmul(grad, exp_scores, grad.sum(dim=-1, keepdim=True), value=-1)
 
 
 def _zero_if_clamped(x: Tensor) -> Tensor:
@@ -209,6 +285,7 @@ def weibull_attention(
     k_min: float,
     beta: float,
     normalize: bool = False,
+    compile: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log S (or log E[S]), the KL summed over valid pairs, and k, which has no gradient.
 
@@ -216,9 +293,9 @@ def weibull_attention(
     ``f2`` are f1(h) and f2(h); ``f2`` is None if σ = 0. If ``alpha`` is None, no KL is computed and
     ``valid`` is not needed. If ``noise`` is None, the mean replaces the sample. With ``normalize``,
     exp(Φ) is replaced by the softmax of the scores over the keys, and blocked pairs have the score
-    −inf. The module docstring has the equations.
+    −inf. ``compile`` uses ``compiled.py`` in training. The module docstring has the equations.
     """
-    constants = Constants(rho, sigma, k_min, beta, normalize)
+    constants = Constants(rho, sigma, k_min, beta, normalize, compile)
     inputs = Inputs(scores, f1, f2, alpha, noise, valid)
     if torch.is_grad_enabled():
         return _WeibullAttention.apply(constants, *inputs)

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...core.context import AttentionContext, AttentionMask, CacheLast
+from ...core.device import reading_is_free
 from ...core.softmax import softmax
 
 INIT_STD = 0.02
@@ -84,8 +85,10 @@ class KeyShift:
         self.inverse: Tensor | None = None  # (B, 1, 1, S): key j is shifted key inverse[j]
         self._visible: Tensor | None = None
         key_padding = mask.key_padding
-        if key_padding is None or not bool(key_padding[:, 0].any()):
+        if key_padding is None:
             return
+        if reading_is_free(key_padding) and not bool(key_padding[:, 0].any()):
+            return  # elsewhere, a shift by 0 costs less than to wait for the answer
         offsets = key_padding.long().cumprod(dim=1).sum(dim=1).view(-1, 1, 1, 1)
         keys = torch.arange(key_padding.size(1), device=key_padding.device)
         self.index = (keys + offsets) % len(keys)
