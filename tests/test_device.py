@@ -94,9 +94,11 @@ def step(
     return loss, [name for name, _ in losses]
 
 
+# Not covered: ELECTRA, which draws samples, and the models that do not read a sentence alone.
+OTHERS = ("electra", "graph_writer", "mcan")
 ALIGNMENTS = [("transformer", "alignment", {"alignment": x}) for x in ("gan", "ot", "ct")]
 CASES = [
-    *((backbone, method, {}) for backbone, method in zoo.all_pairs() if backbone != "electra"),
+    *((backbone, method, {}) for backbone, method in zoo.all_pairs() if backbone not in OTHERS),
     *ALIGNMENTS,
     ("roberta", "babn", {"babn_upward": "heads", "babn_noise": "cut"}),
     ("transformer", "bam", {"bam_distribution": "lognormal"}),
