@@ -47,4 +47,4 @@ for seed in $SEEDS; do
     --gen-subset test --out-of-domain "$outside" --out-of-domain-subset $subset \
     --json "$out/$pair-seed$seed.json" --force "${device[@]}"
 done
-python3 "$here/table.py" "$out/$pair"-seed*.json | tee "$out/$pair.txt"
+python3 "$here/domain_table.py" "$out/$pair"-seed*.json | tee "$out/$pair.txt"

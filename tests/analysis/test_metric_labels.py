@@ -10,7 +10,8 @@ from fairseq_stochattn.analysis.metric_labels import METRIC_LABELS, label_of
 from fairseq_stochattn.analysis.report_evaluation import metrics
 
 TABLE = [
-    *("BLEU", "chrF", "accuracy (%)", "F1 (%)", "precision (%)", "recall (%)", "macro F1 (%)"),
+    *("BLEU", "chrF", "accuracy (%)", "accuracy of the main answer (%)", "exact spans (%)"),
+    *("F1 (%)", "precision (%)", "recall (%)", "macro F1 (%)"),
     *("Matthews (%)", "nll (bits)", "nll of the mean attention (bits)", "perplexity"),
     *("Brier score", "ECE", "OE", "PAvPU", "AURC", "AUROC of errors by entropy"),
     *("AUROC of errors by mutual information", "predictive entropy (bits)"),

@@ -25,7 +25,7 @@ import sizes
 from fairseq_stochattn.commands import evaluate
 
 sys.path.insert(0, str(runner.ROOT / "examples" / "domain_shift"))
-import table
+import domain_table
 
 WORDS = ("--subwords", "none")
 COLA = runner.ROOT.parent / "shared" / "data" / "glue" / "CoLA"
@@ -151,7 +151,7 @@ def test_a_pair_end_to_end(pair: str, tmp_path: Path, capsys: pytest.CaptureFixt
     (itself,) = json.loads(alone.read_text())["checkpoints"]
     assert other["nll_mean_attention"] == pytest.approx(itself["metrics"]["nll"], abs=1e-4)
     assert set(other) >= {"accuracy", "ece", "pavpu"}
-    assert table.main([str(file)]) == 0
+    assert domain_table.main([str(file)]) == 0
     lines = capsys.readouterr().out.strip().splitlines()[-2:]
     headings = [x for name in ("accuracy", "ECE", "PAvPU") for x in (name, "in", name, "out")]
     assert lines[0].split() == headings
@@ -202,7 +202,7 @@ def test_labels_that_mean_something_else_are_not_used(tmp_path: Path) -> None:
     assert "metrics" not in found["out_of_domain"]
     assert 0 <= found["out_of_domain"]["auroc"]["entropy"] <= 1
     with pytest.raises(SystemExit, match="that set has no labels"):
-        table.main([str(file)])
+        domain_table.main([str(file)])
 
 
 @pytest.mark.skipif(not COLA.is_dir(), reason=f"no CoLA at {COLA}")
@@ -244,7 +244,7 @@ def test_the_table_averages_seeds(tmp_path: Path) -> None:
         path = tmp_path / f"{seed}.json"
         path.write_text(json.dumps({"checkpoints": [entry]}))
         paths.append(path)
-    row = table.as_table(table.read_values(paths)).splitlines()[1]
+    row = domain_table.as_table(domain_table.read_values(paths)).splitlines()[1]
     assert row.split("  ")[0] == "babn"
     assert re.findall(r"[\d.]+ ± [\d.]+", row) == [
         "81.25 ± 0.00", "71.50 ± 0.71", "20.00 ± 14.14", "10.00 ± 7.07", "83.00 ± 0.00",

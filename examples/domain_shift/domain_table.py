@@ -1,6 +1,6 @@
 """Prints accuracy, ECE and PAvPU in and out of domain, one line per method, averaged over seeds.
 
-python examples/domain_shift/table.py OUT/PAIR-seed*.json
+python examples/domain_shift/domain_table.py OUT/PAIR-seed*.json
 
 The files are those of stochattn-evaluate --json with an out-of-domain set that has labels.
 """
