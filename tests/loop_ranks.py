@@ -85,6 +85,8 @@ def main(rank: int, file: str) -> None:
             }
         )
     )
+    # A thread of the group that is still there at exit can abort the process.
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
